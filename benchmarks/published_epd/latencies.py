@@ -34,13 +34,15 @@ def measure(system: PublishedSystem, figure: Figure, rate: float, seconds: float
 
 
 def latency_rows(seconds: float) -> Iterator[str]:
-    """A row of the table for each load and rate: replicas, 1E3PD and their ratio; bold where P99 miss."""
+    """A row of the table for each load and rate: replicas, 1E3PD, their ratio; bold where P99 miss, infinite
+    where more than 1 % time out.
+    """
     baseline, disaggregated = systems()[:2]
     for figure, rate in each("latencies", list(itertools.product(FIGURES, RATES)), "rates"):
         ours, theirs = (measure(system, figure, rate, seconds) for system in (disaggregated, baseline))
         words = [f"{figure.text}, {figure.images}", f"{rate:g}", *_cells(theirs), *_cells(ours)]
         ratios = (ours.ttft / theirs.ttft, ours.tpot / theirs.tpot, ours.output / theirs.output)
-        yield f"| {' | '.join([*words, *(f'{ratio:.2f}' for ratio in ratios)])} |"
+        yield f"| {' | '.join([*words, *(f'{x:.2f}' if x else '–' for x in ratios)])} |"
 
 
 def _cells(found: Latencies) -> tuple[str, str, str]:

@@ -141,9 +141,7 @@ def test_a_clip_that_is_dropped_is_sent_as_a_video(cluster: Cluster, page: Page)
     expect(page.locator(".spans")).to_contain_text("Encode video 1, segment 2 (15–30 s)")
 
 
-def test_what_is_not_a_picture_and_what_is_no_json_are_refused_in_words(
-    cluster: Cluster, page: Page, tmp_path: Path
-):
+def test_what_is_not_a_picture_and_what_is_no_json_are_refused_in_words(cluster, page, tmp_path):
     page.goto(cluster.url)
     wrong = tmp_path / "notes.txt"
     wrong.write_text("hello")

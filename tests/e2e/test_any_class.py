@@ -126,9 +126,7 @@ async def test_settings_of_the_processor_make_another_item(cluster: Cluster, nam
 
 
 @pytest.mark.parametrize("evicted", [False, True], ids=["killed", "its embeddings evicted, too"])
-async def test_streams_go_on_exactly_when_their_worker_is_killed(
-    cluster: Cluster, name: str, evicted: bool
-) -> None:
+async def test_streams_go_on_exactly_when_their_worker_is_killed(cluster, name, evicted):
     _, expected = reference(name, pictures(2), LONG)
     before = cluster.total("proxy", "triptych_re_encodes_total")
     answers = [Answer() for _ in range(2)]

@@ -1,4 +1,4 @@
-"""What a new user does: serve the demo model, paste the line, end it with Ctrl-C."""
+"""The demo, and what it transfers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,19 @@ def _answers_of_the_examples(url: str) -> list[str]:
 def _grpc_answer(cluster: Cluster) -> str:
     parts = {"image": examples.EXAMPLE_IMAGE.read_bytes()}, {"text": examples.EXAMPLE_QUESTION}
     return "".join(event.text for event in cluster.chat_grpc(*parts, max_tokens=64))
+
+
+@pytest.mark.parametrize(
+    "transfer, note", [("store", ""), pytest.param("auto", "by shared memory", marks=pytest.mark.slow)]
+)
+def test_a_new_picture_takes_the_path_that_is_asked_for(tmp_path, transfer, note):
+    cluster = start_cluster(DEMO_MODEL, tmp_path, "--ec-transfer", transfer)
+    try:
+        reply = cluster.post(json.loads(examples.EXAMPLE_REQUEST.read_text()))
+        assert reply["choices"][0]["message"]["content"] == examples.EXPECTED_ANSWER
+        record = f"{cluster.url}/cluster/requests/{reply['id'].removeprefix('chatcmpl-')}"
+        with urllib.request.urlopen(record, timeout=10) as page:
+            spans = json.loads(page.read())["spans"]
+        assert [span["note"] for span in spans if span["name"] == "load"] == [note]
+    finally:
+        cluster.stop()

@@ -4,24 +4,78 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from support.chaos import stages
 from support.chaos.rest import assert_at_rest
 from support.data.checkpoints import build_checkpoint
-from support.data.conversation import Conversation, lose_embeddings
 from support.data.oracle import assert_exact
-from support.data.traffic import Answer, picture
+from support.data.traffic import Answer, ask, picture
 from support.encdec import traffic as encdec_traffic
 from support.encdec.oracle import tokenizer_of
 from support.encdec.traffic import EncDecCase
 from support.matrix import matrix
-from support.processes.cluster import Cluster, running_cluster
+from support.processes.cluster import PATIENCE, Cluster, data_url, running_cluster
+from triptych.store import keys
 
 pytestmark = pytest.mark.timeout(300)
+
+
+@dataclass
+class Conversation:
+    """The history of one chat: user and assistant in turn. A `Case` for `ask`."""
+
+    history: list[dict[str, Any]] = field(default_factory=list)
+    pictures: list[Any] = field(default_factory=list)
+
+    def say(self, text: str, *pictures: Any) -> None:
+        """The user's next message, its pictures first."""
+        self.pictures += pictures
+        parts = [{"type": "image"} for _ in pictures]
+        self.history.append({"role": "user", "content": [*parts, {"type": "text", "text": text}]})
+
+    def oracle_messages(self) -> list[dict[str, Any]]:
+        return self.history
+
+    def client_messages(self) -> list[dict[str, Any]]:
+        pictures = iter(self.pictures)
+        return [self._sent(message, pictures) for message in self.history]
+
+    def _sent(self, message: dict[str, Any], pictures: Any) -> dict[str, Any]:
+        if message["role"] == "assistant":
+            return {"role": "assistant", "content": message["content"][0]["text"]}
+        parts = [
+            {"type": "image_url", "image_url": {"url": data_url(next(pictures))}}
+            if part["type"] == "image"
+            else part
+            for part in message["content"]
+        ]
+        return {"role": "user", "content": parts}
+
+    async def turn(self, cluster: Cluster, tokens: int, model: str = "", **extra: Any) -> Answer:
+        """The answer to all so far, which becomes the history's last message."""
+        answer = await ask(cluster.url, self, tokens, model, **extra)  # type: ignore[arg-type]
+        self.history.append({"role": "assistant", "content": [{"type": "text", "text": answer.text}]})
+        return answer
+
+    def expected(self, path: Path, tokens: int) -> Any:
+        """The oracle's answer to all so far; asked before `turn`."""
+        from support.data.oracle import oracle
+
+        return oracle(path, self.oracle_messages(), self.pictures, max_new_tokens=tokens)
+
+
+def lose_embeddings(cluster: Cluster) -> None:
+    """The store loses all embeddings, and nothing else."""
+    with redis.Redis.from_url(cluster.store_url, socket_timeout=PATIENCE) as client:
+        for key in list(client.scan_iter(match=f"{keys.EMBEDDING}*", count=1000)):
+            client.delete(key)
+
 
 TOKENS = 24
 #: More tokens than the largest block has, so that every block with a picture's end is full.
@@ -48,7 +102,6 @@ async def turn(
 
 def caches(answer: Answer) -> list[str]:
     """Where the items came from."""
-    assert answer.timings is not None
     return [item["cache"] for item in answer.timings["items"]]
 
 

@@ -54,10 +54,8 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("embedder")
     path = build_checkpoint("qwen3_vl", folder / "qwen3_vl")
     cluster = start_cluster(path, folder / "run", *WORDS)
-    try:
-        yield Served(cluster, path)
-    finally:
-        cluster.stop()
+    yield Served(cluster, path)
+    cluster.stop()
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +63,8 @@ def scorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("scorer")
     path = reranker(folder / "judge")
     cluster = start_cluster(path, folder / "run", *WORDS)
-    try:
-        yield Served(cluster, path)
-    finally:
-        cluster.stop()
+    yield Served(cluster, path)
+    cluster.stop()
 
 
 def of_ids(path: Path, ids: list[int]) -> np.ndarray:

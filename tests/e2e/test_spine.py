@@ -5,12 +5,15 @@ TRIPTYCH_WRITE_SPINE=1 writes the page's table in place of comparing it.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
 
 import pytest
 import redis
@@ -18,10 +21,84 @@ import redis
 from support.data.checkpoints import build_checkpoint
 from support.data.traffic import picture
 from support.processes.cluster import PATIENCE, data_url, start_cluster, wait_for
-from support.processes.spine import FIRST_REQUEST, IDLE, ROOT, Recorder
 from triptych.store import keys
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+ROOT = Path(__file__).parents[2]
+_PATCH = ROOT / "tests" / "support" / "spine"
+OFF, IDLE, WRITE, FIRST_REQUEST = 0, 1, 2, 10
+
+
+class Recorder:
+    """The phase that all processes of a cluster see, and what they have recorded."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = folder / "phase"
+        self._file.write_bytes(bytes([OFF]))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the cluster is started with."""
+        paths = [str(_PATCH), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {
+            "PYTHONPATH": os.pathsep.join(paths),
+            "TRIPTYCH_TEST_SPINE": str(self._file),
+            "TRIPTYCH_TEST_ROOT": str(ROOT),
+        }
+
+    def enter(self, phase: int) -> None:
+        with self._file.open("r+b") as file:
+            file.write(bytes([phase]))
+
+    def records(self, pids: list[int]) -> list[Record]:
+        """What these processes recorded; they write it down when they run next."""
+        self.enter(WRITE)
+        files = [self._file.with_name(f"{pid}.json") for pid in pids]
+        deadline = time.monotonic() + PATIENCE
+        while not all(file.exists() for file in files):
+            assert time.monotonic() < deadline, f"no record of {[f for f in files if not f.exists()]}"
+            time.sleep(0.05)
+        self.enter(OFF)
+        return [Record(**json.loads(file.read_text())) for file in files]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One process: (file, function) of what runs in idle times, and (request, thread, caller's file, file,
+    function) of what runs for requests."""
+
+    idle: list[list[str]]
+    calls: list[tuple[int, int, str, str, str]]
+
+    def files(self, package: str) -> set[str]:
+        """All files of the package that ran code for a request."""
+        return {file for _, _, _, file, _ in self.calls if file.startswith(package + "/")}
+
+    def background(self, package: str) -> set[str]:
+        """Those of them that run code without requests, too."""
+        return self.files(package) & {file for file, _ in self.idle}
+
+    def way(self, package: str, request: int) -> list[str]:
+        """Files of the package as the request enters them, thread by thread; calls in a row count once.
+
+        What runs in idle times is left out, and so are leaves: files that call no other of their package.
+        """
+        background = {tuple(pair) for pair in self.idle}
+        calls = [
+            (number, thread, caller, file)
+            for number, thread, caller, file, function in self.calls
+            if file.startswith(package + "/") and (file, function) not in background
+        ]
+        carriers = {caller for _, _, caller, file in calls if file != caller}
+        way: list[str] = []
+        for own in dict.fromkeys(thread for _, thread, _, _ in calls):
+            files = [file for number, thread, _, file in calls if thread == own and number == request]
+            way += [file for file, _ in groupby(file for file in files if file in carriers)]
+        return way
+
 
 PAGE = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- spine: begin -->", "<!-- spine: end -->"

@@ -62,9 +62,7 @@ ASKED = {
 }
 
 
-def test_what_is_sampled_from_two_ranks_is_what_is_sampled_from_one(
-    ranked: Cluster, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_what_is_sampled_from_two_ranks_is_what_is_sampled_from_one(ranked, checkpoint, tmp_path):
     with running_cluster(checkpoint, tmp_path / "one", "--threads", "1") as one:
         assert one.total("pd", "triptych_pd_ranks") == 1
         for name, extra in ASKED.items():

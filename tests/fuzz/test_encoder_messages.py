@@ -1,22 +1,38 @@
-"""Streams of messages into the real encoder service: each ends with an answer and leaves nothing."""
+"""Random messages and media for an encoder worker."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import math
 import random
-from collections.abc import AsyncIterator, Iterator
+import re
+import warnings
+from collections.abc import AsyncIterator
 
 import pytest
 import torch
+from hypothesis import strategies as st
+from PIL import Image
 
 from support.data.checkpoints import build_checkpoint
 from support.data.pictures import picture
 from support.engine.encoder_bench import NAMESPACE, Bench, bench, png
-from support.hostile.fuzzing import Fuzzer, messages, mutate, random_json, random_message, randoms
+from support.hostile.fuzzing import (
+    Fuzzer,
+    json_values,
+    messages,
+    mutate,
+    mutated,
+    random_json,
+    random_message,
+    randoms,
+)
 from triptych.base.errors import InvalidRequest
 from triptych.base.hashing import mm_hash
+from triptych.encoder_worker.media.formats import FORMATS
+from triptych.encoder_worker.media.preparer import Preparer, VerifiedMedia
 from triptych.models.base import EncoderSide
 from triptych.models.registry import load_encoder
 from triptych.protos import common_pb2, encoder_pb2
@@ -27,9 +43,8 @@ PICTURES = [png(picture(seed, 32, 32)) for seed in (1, 2)]
 
 
 @pytest.fixture(scope="module")
-def encoder() -> Iterator[EncoderSide]:
-    torch.set_num_threads(1)
-    yield load_encoder(build_checkpoint("qwen3_vl"), device=torch.device("cpu"), dtype=torch.float32)
+def encoder() -> EncoderSide:
+    return load_encoder(build_checkpoint("qwen3_vl"), device=torch.device("cpu"), dtype=torch.float32)
 
 
 OPTIONS = ("min_pixels", "max_pixels", "size", "do_resize", "patch_size")
@@ -139,3 +154,68 @@ def test_what_an_encoder_says_is_a_plan_and_an_error_or_refused(fuzzer: Fuzzer) 
 
     fuzzer.run("plans to the proxy", messages(common_pb2.ItemPlan, known), plan, 60)
     fuzzer.run("errors to the proxy", messages(common_pb2.Error), error, 60)
+
+
+MAX_PIXELS = 1 << 16
+
+
+def files() -> list[bytes]:
+    """A small file of every format and of several modes, with EXIF, palettes, alpha and frames."""
+    image = picture(1, 24, 16)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    made = []
+    for format in FORMATS:
+        for mode in ("RGB", "RGBA", "P", "L", "1", "CMYK", "I;16"):
+            for options in ({}, {"exif": exif}, {"save_all": True, "append_images": [image]}):
+                out = io.BytesIO()
+                try:
+                    image.convert(mode).save(out, format, **options)
+                except (OSError, ValueError, TypeError, KeyError, RuntimeError):
+                    continue
+                made.append(out.getvalue())
+    return sorted(set(made))
+
+
+@pytest.fixture(scope="module", params=["qwen3_vl", "llava"])
+def media_encoder(request: pytest.FixtureRequest) -> EncoderSide:
+    return load_encoder(build_checkpoint(request.param), device=torch.device("cpu"), dtype=torch.float32)
+
+
+def prepared(preparer: Preparer, media: bytes, options: dict[str, object]) -> None:
+    """Passes, or is refused in words without the decoder's own."""
+    try:
+        # Outside of tests a warning is no error.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            item = preparer._prepare(VerifiedMedia(media, options))
+        assert item.rows > 0
+        assert item.nbytes < 1 << 26
+    except InvalidRequest as refused:
+        assert not re.search(r"\b0x[0-9a-f]{6}", refused.message), refused.message
+        assert len(refused.message) < 500, refused.message
+
+
+def test_mutated_pictures_become_pixels_or_a_refusal(media_encoder: EncoderSide, fuzzer: Fuzzer) -> None:
+    preparer = Preparer(media_encoder, max_pixels=MAX_PIXELS, threads=1)
+    originals = files()
+    assert len(originals) > 20
+    fuzzer.run("media bytes", mutated(originals), lambda media: prepared(preparer, media, {}), 80)
+    preparer.close()
+
+
+def test_any_options_become_pixels_or_a_refusal(media_encoder: EncoderSide, fuzzer: Fuzzer) -> None:
+    preparer = Preparer(media_encoder, max_pixels=MAX_PIXELS, threads=1)
+    names = ["size", "min_pixels", "max_pixels", "do_resize", "resample", "image_mean", "do_center_crop"]
+    names += ["patch_size", "merge_size", "crop_size", "return_tensors", "images", "device", "do_normalize"]
+    sizes = st.fixed_dictionaries(
+        {},
+        optional={
+            name: st.sampled_from([0, -1, 1, 28, 300, 1 << 20, 1 << 40, 1.5, "x", None, True])
+            for name in ("shortest_edge", "longest_edge", "height", "width", "max_pixels")
+        },
+    )
+    options = st.dictionaries(st.sampled_from(names) | st.text(max_size=5), sizes | json_values(), max_size=3)
+    media = files()[0]
+    fuzzer.run("processor options", options, lambda some: prepared(preparer, media, some), 40)
+    preparer.close()

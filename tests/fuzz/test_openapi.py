@@ -44,7 +44,6 @@ class Running:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._over is not None
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join(30)
         assert not self._thread.is_alive()

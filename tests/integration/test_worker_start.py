@@ -47,9 +47,7 @@ OF_PD = [({"kv_memory": 1000}, "--kv-memory"), ({"max_model_len": 10_000_000}, "
     ("start", "flags", "named"),
     [(start, *row) for start in (encoder, pd) for row in OF_BOTH] + [(pd, *row) for row in OF_PD],
 )
-async def test_what_cannot_work_is_refused_at_the_start(
-    good: dict[str, Any], start: Start, flags: dict[str, Any], named: str
-) -> None:
+async def test_what_cannot_work_is_refused_at_the_start(good, start, flags, named):
     with pytest.raises(ConfigError, match=named):
         await start(**{**good, **flags})
 

@@ -37,7 +37,7 @@ def _line(name: str, key: str, limits: str = "") -> str:
 
 
 @contextlib.asynccontextmanager
-async def _guarded(store: EmbeddingStore, folder: Path, **options: Any) -> AsyncIterator[FakeCluster]:
+async def _guarded(store: EmbeddingStore, folder: Path) -> AsyncIterator[FakeCluster]:
     """A proxy that asks for keys: Alice one request at once, Bob two in a minute, Carol five tokens."""
     path = folder / "keys"
     path.write_text(
@@ -45,7 +45,13 @@ async def _guarded(store: EmbeddingStore, folder: Path, **options: Any) -> Async
         + _line("bob", BOB, "requests-per-minute=2")
         + _line("carol", CAROL, "tokens-per-minute=5")
     )
-    async with FakeCluster(store, keys=KeyRing("", str(path), KeyLimits()), **options) as cluster:
+    async with FakeCluster(store, keys=KeyRing("", str(path), KeyLimits())) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def cluster(store: EmbeddingStore, tmp_path: Path) -> AsyncIterator[FakeCluster]:
+    async with _guarded(store, tmp_path) as cluster:
         yield cluster
 
 
@@ -89,57 +95,53 @@ def _head(lines: dict[str, str]) -> bytes:
         {"X-Api-Key": ALICE, "Authorization": f"Bearer {BOB}"},
     ],
 )
-async def test_without_a_key_that_opens_there_is_a_401_and_no_work(store, tmp_path, headers):
-    async with _guarded(store, tmp_path) as cluster:
-        status, answered, body = await raw_post(cluster.port, HELLO, headers)
-        assert status == 401
-        assert answered["www-authenticate"] == "Bearer"
-        error = as_json(body)["error"]
-        assert (error["code"], error["type"]) == ("invalid_api_key", "invalid_request_error")
-        assert ALICE[:10] not in body.decode()
-        assert cluster.pd_workers[0].submits == []
+async def test_without_a_key_that_opens_there_is_a_401_and_no_work(cluster, headers):
+    status, answered, body = await raw_post(cluster.port, HELLO, headers)
+    assert status == 401
+    assert answered["www-authenticate"] == "Bearer"
+    error = as_json(body)["error"]
+    assert (error["code"], error["type"]) == ("invalid_api_key", "invalid_request_error")
+    assert ALICE[:10] not in body.decode()
+    assert cluster.pd_workers[0].submits == []
 
 
-async def test_a_key_in_anthropics_header_opens_and_errors_have_the_shape_of_the_path(store, tmp_path):
-    async with _guarded(store, tmp_path) as cluster:
-        status, _, _ = await raw_post(cluster.port, HELLO, {"X-Api-Key": ALICE})
-        assert status == 200
-        async with AsyncClient() as http:
-            refused = await http.post(f"http://127.0.0.1:{cluster.port}/v1/messages", content=HELLO)
-        assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
+async def test_a_key_in_anthropics_header_opens_and_errors_have_the_shape_of_the_path(cluster: FakeCluster):
+    status, _, _ = await raw_post(cluster.port, HELLO, {"X-Api-Key": ALICE})
+    assert status == 200
+    async with AsyncClient() as http:
+        refused = await http.post(f"http://127.0.0.1:{cluster.port}/v1/messages", content=HELLO)
+    assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
 
 
-async def test_two_authorization_headers_are_none(store, tmp_path):
-    async with _guarded(store, tmp_path) as cluster:
-        reader, writer = await asyncio.open_connection("127.0.0.1", cluster.port)
-        both = f"Authorization: Bearer guess-0123456789\r\nAuthorization: Bearer {ALICE}\r\n"
-        writer.write(f"GET /v1/models HTTP/1.1\r\nHost: x\r\n{both}\r\n".encode())
-        assert (await reader.readline()).split()[1] == b"401"
-        writer.close()
-        await writer.wait_closed()
+async def test_two_authorization_headers_are_none(cluster: FakeCluster):
+    reader, writer = await asyncio.open_connection("127.0.0.1", cluster.port)
+    both = f"Authorization: Bearer guess-0123456789\r\nAuthorization: Bearer {ALICE}\r\n"
+    writer.write(f"GET /v1/models HTTP/1.1\r\nHost: x\r\n{both}\r\n".encode())
+    assert (await reader.readline()).split()[1] == b"401"
+    writer.close()
+    await writer.wait_closed()
 
 
-async def test_only_probes_and_the_pages_files_are_open_whatever_the_spelling_of_the_path(store, tmp_path):
-    async with _guarded(store, tmp_path) as cluster:
-        assert await _get(cluster, "/health") == 200
-        assert await _get(cluster, "/ready") == 200
-        assert [await _get(cluster, path) for path in ("/", "/docs", "/page/app.js")] == [200] * 3
-        # What looks like a file of the page is one, or nothing.
-        for path in ("/page/../metrics", "/page/..%2fmetrics", "/page/%2e%2e/v1/models", "/page//metrics"):
-            assert await _get(cluster, path) == 404, path
-        closed = "/metrics /v1/models /openapi.json //health /health/ /Health /cluster /cluster/events"
-        closed += " /cluster/requests/x /page // /docs/ //page/app.js /health/../metrics /health/..%2fmetrics"
-        closed += " /%2e/metrics /health;/metrics /health%00"
-        for path in closed.split():
-            assert await _get(cluster, path) == 401, path
-        # The host is not part of what decides; a path in it opens nothing.
-        assert await _get(cluster, "/metrics", Host="x/health?") in (400, 401)
-        assert await _get(cluster, "http://x/health/../metrics") == 401
-        assert await _get(cluster, "/metrics", Authorization=f"Bearer {ALICE}") == 200
+async def test_only_probes_and_the_pages_files_are_open_whatever_the_spelling_of_the_path(cluster):
+    assert await _get(cluster, "/health") == 200
+    assert await _get(cluster, "/ready") == 200
+    assert [await _get(cluster, path) for path in ("/", "/docs", "/page/app.js")] == [200] * 3
+    # What looks like a file of the page is one, or nothing.
+    for path in ("/page/../metrics", "/page/..%2fmetrics", "/page/%2e%2e/v1/models", "/page//metrics"):
+        assert await _get(cluster, path) == 404, path
+    closed = "/metrics /v1/models /openapi.json //health /health/ /Health /cluster /cluster/events"
+    closed += " /cluster/requests/x /page // /docs/ //page/app.js /health/../metrics /health/..%2fmetrics"
+    closed += " /%2e/metrics /health;/metrics /health%00"
+    for path in closed.split():
+        assert await _get(cluster, path) == 401, path
+    # The host is not part of what decides; a path in it opens nothing.
+    assert await _get(cluster, "/metrics", Host="x/health?") in (400, 401)
+    assert await _get(cluster, "http://x/health/../metrics") == 401
+    assert await _get(cluster, "/metrics", Authorization=f"Bearer {ALICE}") == 200
 
 
-async def test_a_request_above_the_concurrency_is_429_until_the_reply_has_ended(store, tmp_path):
-    async with _guarded(store, tmp_path) as cluster, _client(cluster, ALICE) as alice:
+async def test_a_request_above_the_concurrency_is_429_until_the_reply_has_ended(cluster: FakeCluster):
+    async with _client(cluster, ALICE) as alice:
         worker = cluster.pd_workers[0]
         worker.pause_at = 2
         first = asyncio.create_task(raw_post(cluster.port, HELLO, _bearer(ALICE)))
@@ -157,52 +159,49 @@ async def test_a_request_above_the_concurrency_is_429_until_the_reply_has_ended(
         assert (await raw_post(cluster.port, HELLO, _bearer(ALICE)))[0] == 200
 
 
-async def test_a_client_that_vanishes_and_a_bad_request_give_their_place_back(store, tmp_path):
-    async with _guarded(store, tmp_path) as cluster:
-        worker = cluster.pd_workers[0]
-        worker.pause_at = 2
-        _, writer = await asyncio.open_connection("127.0.0.1", cluster.port)
-        head = {"Host": "x", "Content-Length": str(len(HELLO)), **_bearer(ALICE)}
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\n" + _head(head) + HELLO)
-        await until(lambda: cluster.received == 2)
-        writer.close()
-        await until(lambda: cluster.dispatcher.in_flight == 0)
-        worker.pause_at = None
-        worker.gate.set()
+async def test_a_client_that_vanishes_and_a_bad_request_give_their_place_back(cluster: FakeCluster):
+    worker = cluster.pd_workers[0]
+    worker.pause_at = 2
+    _, writer = await asyncio.open_connection("127.0.0.1", cluster.port)
+    head = {"Host": "x", "Content-Length": str(len(HELLO)), **_bearer(ALICE)}
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\n" + _head(head) + HELLO)
+    await until(lambda: cluster.received == 2)
+    writer.close()
+    await until(lambda: cluster.dispatcher.in_flight == 0)
+    worker.pause_at = None
+    worker.gate.set()
 
-        async def served() -> int:
-            return (await raw_post(cluster.port, HELLO, _bearer(ALICE)))[0]
+    async def served() -> int:
+        return (await raw_post(cluster.port, HELLO, _bearer(ALICE)))[0]
 
-        async with asyncio.timeout(10):
-            while await served() != 200:
-                await asyncio.sleep(0.01)
-        assert (await raw_post(cluster.port, b"{", _bearer(ALICE)))[0] == 400
-        assert await served() == 200
-
-
-async def test_requests_above_the_rate_are_429_with_the_time_to_wait(store, tmp_path):
-    async with _guarded(store, tmp_path) as cluster:
-        for _ in range(2):
-            assert (await raw_post(cluster.port, HELLO, _bearer(BOB)))[0] == 200
-        status, headers, body = await raw_post(cluster.port, HELLO, _bearer(BOB))
-        error = as_json(body)["error"]
-        assert (status, error["type"]) == (429, "rate_limit_error")
-        assert error["message"].startswith("requests-per-minute: ")
-        assert 50 < int(headers["retry-after"]) <= 60
-        assert (await raw_post(cluster.port, HELLO, _bearer(ALICE)))[0] == 200
-        # What costs nothing is not counted.
-        assert await _get(cluster, "/v1/models", **_bearer(BOB)) == 200
-        assert cluster.metrics.registry.get_sample_value(
-            "triptych_refusals_total", {"reason": "requests-per-minute"}
-        )
+    async with asyncio.timeout(10):
+        while await served() != 200:
+            await asyncio.sleep(0.01)
+    assert (await raw_post(cluster.port, b"{", _bearer(ALICE)))[0] == 400
+    assert await served() == 200
 
 
-async def test_tokens_of_a_reply_count_against_its_key(store, tmp_path):
-    async with _guarded(store, tmp_path) as cluster:
-        assert (await raw_post(cluster.port, HELLO, _bearer(CAROL)))[0] == 200
-        status, _, body = await raw_post(cluster.port, HELLO, _bearer(CAROL))
-        assert status == 429
-        assert as_json(body)["error"]["message"].startswith("tokens-per-minute: ")
+async def test_requests_above_the_rate_are_429_with_the_time_to_wait(cluster: FakeCluster):
+    for _ in range(2):
+        assert (await raw_post(cluster.port, HELLO, _bearer(BOB)))[0] == 200
+    status, headers, body = await raw_post(cluster.port, HELLO, _bearer(BOB))
+    error = as_json(body)["error"]
+    assert (status, error["type"]) == (429, "rate_limit_error")
+    assert error["message"].startswith("requests-per-minute: ")
+    assert 50 < int(headers["retry-after"]) <= 60
+    assert (await raw_post(cluster.port, HELLO, _bearer(ALICE)))[0] == 200
+    # What costs nothing is not counted.
+    assert await _get(cluster, "/v1/models", **_bearer(BOB)) == 200
+    assert cluster.metrics.registry.get_sample_value(
+        "triptych_refusals_total", {"reason": "requests-per-minute"}
+    )
+
+
+async def test_tokens_of_a_reply_count_against_its_key(cluster: FakeCluster):
+    assert (await raw_post(cluster.port, HELLO, _bearer(CAROL)))[0] == 200
+    status, _, body = await raw_post(cluster.port, HELLO, _bearer(CAROL))
+    assert status == 429
+    assert as_json(body)["error"]["message"].startswith("tokens-per-minute: ")
 
 
 async def _chat(channel: Any, **metadata: str) -> str:
@@ -214,11 +213,8 @@ async def _chat(channel: Any, **metadata: str) -> str:
     return "".join([event.text async for event in call])
 
 
-async def test_grpc_asks_for_the_same_keys(store, tmp_path):
-    async with (
-        _guarded(store, tmp_path) as cluster,
-        make_channel(f"127.0.0.1:{cluster.grpc_port}") as channel,
-    ):
+async def test_grpc_asks_for_the_same_keys(cluster: FakeCluster):
+    async with make_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
         assert await _chat(channel, authorization=f"Bearer {BOB}") == whole_text(4)
         for wrong in ({}, {"authorization": "Bearer tk-mallory-0123456789"}, {"authorization": BOB}):
             with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -233,11 +229,8 @@ async def test_grpc_asks_for_the_same_keys(store, tmp_path):
         assert list(reply.models) == ["demo"]
 
 
-async def test_http_and_grpc_count_together(store, tmp_path):
-    async with (
-        _guarded(store, tmp_path) as cluster,
-        make_channel(f"127.0.0.1:{cluster.grpc_port}") as channel,
-    ):
+async def test_http_and_grpc_count_together(cluster: FakeCluster):
+    async with make_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
         assert (await raw_post(cluster.port, HELLO, _bearer(BOB)))[0] == 200
         assert await _chat(channel, authorization=f"Bearer {BOB}") == whole_text(4)
         with pytest.raises(grpc.aio.AioRpcError, match="requests-per-minute") as error:
@@ -246,11 +239,8 @@ async def test_http_and_grpc_count_together(store, tmp_path):
         assert 50 < int(dict(error.value.trailing_metadata())["retry-after"]) <= 60
 
 
-async def test_a_grpc_call_that_is_cancelled_gives_its_place_back(store, tmp_path):
-    async with (
-        _guarded(store, tmp_path) as cluster,
-        make_channel(f"127.0.0.1:{cluster.grpc_port}") as channel,
-    ):
+async def test_a_grpc_call_that_is_cancelled_gives_its_place_back(cluster: FakeCluster):
+    async with make_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
         cluster.pd_workers[0].pause_at = 2
         first = asyncio.create_task(_chat(channel, authorization=f"Bearer {ALICE}"))
         await until(lambda: cluster.received == 2)
@@ -265,11 +255,8 @@ async def test_a_grpc_call_that_is_cancelled_gives_its_place_back(store, tmp_pat
                     return
 
 
-async def test_the_tenant_of_a_request_is_its_keys_name(store, tmp_path):
-    async with (
-        _guarded(store, tmp_path) as cluster,
-        make_channel(f"127.0.0.1:{cluster.grpc_port}") as channel,
-    ):
+async def test_the_tenant_of_a_request_is_its_keys_name(cluster: FakeCluster):
+    async with make_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
         await raw_post(cluster.port, HELLO, _bearer(ALICE))
         await raw_post(cluster.port, HELLO, _bearer(CAROL))
         await _chat(channel, authorization=f"Bearer {ALICE}")

@@ -146,7 +146,6 @@ async def test_calls_one_after_the_other_leave_nothing(proxy: ProxyProcess) -> N
     before = proxy.forget_peak()
     for index in range(CALLS):
         error = await call(proxy, chat(text="x" * (BODY - MIB), image=b"no picture"), BEARER)
-        assert error is not None
         assert error.code().name == "INVALID_ARGUMENT"
         assert await call(proxy, chat(image=picture(f"one by one {index}", MIB)), BEARER) is None
     assert proxy.memory("VmHWM") - before < TRANSIENT + SLACK
@@ -159,7 +158,6 @@ async def test_many_tiny_values_are_counted_before_they_are_parsed(proxy: ProxyP
         request = proxy_pb2.ChatRequest.FromString(b"\x12\x00" * (7 * MIB))
         for _ in range(4):
             error = await call(proxy, request, BEARER)
-            assert error is not None
             assert "fields" in (error.details() or "")
     else:
         body = b'{"messages":[' + b"{}," * (5 * MIB) + b"{}]}"

@@ -32,7 +32,6 @@ class Victim:
     async def ask(self) -> list[int]:
         """The answer to the honest question."""
         answer = await self.client.until(await self.begin())
-        assert answer.finished is not None
         assert answer.finished.reason == "length", answer.finished
         return answer.token_ids
 
@@ -59,11 +58,11 @@ class Victim:
         )
 
 
-@asynccontextmanager
-async def _victim(store: EmbeddingStore, store_url: str, **flags: object) -> AsyncIterator[Victim]:
+@pytest.fixture
+async def victim(store: EmbeddingStore, store_url: str) -> AsyncIterator[Victim]:
     for plan, body in forged_items():
         await store.save(plan, body, ttl=600)
-    async with serving(model(), store_url, **flags) as (worker, client):
+    async with serving(model(), store_url) as (worker, client):
         victim = Victim(worker, client)
         victim.expected = await victim.ask()
         yield victim
@@ -82,18 +81,17 @@ def _right(forgery: Forgery, reply: pd_pb2.SubmitReply) -> bool:
     return reply.status == REFUSED and told
 
 
-async def test_every_forged_request_is_refused_with_its_field_and_no_answer_changes(store, store_url):
-    async with _victim(store, store_url) as victim:
-        wrong = []
-        for number, forgery in enumerate(FORGERIES):
-            beside = await victim.begin() if number % 8 == 0 else ""
-            reply = await _refusal(victim, forgery, f"forged-{number}")
-            if not _right(forgery, reply):
-                wrong.append((forgery.name, str(reply)[:300]))
-            if beside:
-                assert (await victim.client.until(beside)).token_ids == victim.expected
-        assert not wrong
-        await victim.unharmed()
+async def test_every_forged_request_is_refused_with_its_field_and_no_answer_changes(victim: Victim):
+    wrong = []
+    for number, forgery in enumerate(FORGERIES):
+        beside = await victim.begin() if number % 8 == 0 else ""
+        reply = await _refusal(victim, forgery, f"forged-{number}")
+        if not _right(forgery, reply):
+            wrong.append((forgery.name, str(reply)[:300]))
+        if beside:
+            assert (await victim.client.until(beside)).token_ids == victim.expected
+    assert not wrong
+    await victim.unharmed()
 
 
 def _turned(plan_slot: pd_pb2.ItemSlot) -> None:
@@ -103,15 +101,14 @@ def _turned(plan_slot: pd_pb2.ItemSlot) -> None:
     plan_slot.plan.grid_thw[:] = [frames, columns, rows]
 
 
-async def test_a_false_plan_of_a_picture_that_is_here_is_refused(store, store_url):
-    async with _victim(store, store_url) as victim:
-        message = honest(victim.client, "forged")
-        _turned(message.items[0])
-        assert (await victim.client.submit(message)).status == QUEUED
-        answer = await victim.client.until("forged")
-        assert (answer.finished.reason, answer.finished.error.code) == ("error", "invalid_request_error")
-        assert answer.token_ids == []
-        await victim.unharmed()
+async def test_a_false_plan_of_a_picture_that_is_here_is_refused(victim: Victim):
+    message = honest(victim.client, "forged")
+    _turned(message.items[0])
+    assert (await victim.client.submit(message)).status == QUEUED
+    answer = await victim.client.until("forged")
+    assert (answer.finished.reason, answer.finished.error.code) == ("error", "invalid_request_error")
+    assert answer.token_ids == []
+    await victim.unharmed()
 
 
 async def test_a_false_plan_that_came_first_never_becomes_an_answer_and_delays_the_true_one_only(
@@ -204,62 +201,56 @@ async def _victim_of_one(store: EmbeddingStore, store_url: str, **flags: object)
         yield Victim(worker, client)
 
 
-async def test_a_proxy_that_does_not_know_anothers_id_can_neither_cancel_nor_read_its_requests(
-    store, store_url
-):
-    async with _victim(store, store_url) as victim:
-        name = await victim.begin()
-        other = PDClient(victim.client.channel, victim.client.model_key, "proxy-other")
-        other.answers[name] = Answer()
-        await other.attach(pd_pb2.Reattach(request_id=name, attempt=1, position=0))
-        await other.stub.Cancel(pd_pb2.CancelRequest(proxy_id="proxy-other", request_ids=[name]))
-        await other.stub.NotifyItems(_notice("a" * 64, proxy_id="proxy-other"))
-        assert (await other.until(name)).lost
-        assert (await victim.client.until(name)).token_ids == victim.expected
-        await other.detach()
-        await victim.unharmed()
+async def test_a_proxy_that_does_not_know_anothers_id_can_neither_cancel_nor_read_its_requests(victim):
+    name = await victim.begin()
+    other = PDClient(victim.client.channel, victim.client.model_key, "proxy-other")
+    other.answers[name] = Answer()
+    await other.attach(pd_pb2.Reattach(request_id=name, attempt=1, position=0))
+    await other.stub.Cancel(pd_pb2.CancelRequest(proxy_id="proxy-other", request_ids=[name]))
+    await other.stub.NotifyItems(_notice("a" * 64, proxy_id="proxy-other"))
+    assert (await other.until(name)).lost
+    assert (await victim.client.until(name)).token_ids == victim.expected
+    await other.detach()
+    await victim.unharmed()
 
 
-async def test_the_same_request_id_of_two_proxies_is_two_requests(store, store_url):
-    async with _victim(store, store_url) as victim:
-        other = PDClient(victim.client.channel, victim.client.model_key, "proxy-other")
-        await other.attach()
-        name = await victim.begin()
-        assert (await other.submit(honest(other, name, max_tokens=3))).status == QUEUED
-        assert (await other.until(name)).token_ids == victim.expected[:3]
-        assert (await victim.client.until(name)).token_ids == victim.expected
-        await other.detach()
-        await victim.unharmed()
+async def test_the_same_request_id_of_two_proxies_is_two_requests(victim: Victim):
+    other = PDClient(victim.client.channel, victim.client.model_key, "proxy-other")
+    await other.attach()
+    name = await victim.begin()
+    assert (await other.submit(honest(other, name, max_tokens=3))).status == QUEUED
+    assert (await other.until(name)).token_ids == victim.expected[:3]
+    assert (await victim.client.until(name)).token_ids == victim.expected
+    await other.detach()
+    await victim.unharmed()
 
 
-async def test_attempts_and_positions_out_of_order_are_lost_and_nothing_else(store, store_url):
-    async with _victim(store, store_url) as victim:
-        beside = await victim.begin()
-        await victim.client.submit(honest(victim.client, "mine"))
-        stale = honest(victim.client, "mine", max_tokens=1)
-        refused = await victim.client.stub.Submit(stale, timeout=20)
-        assert (refused.status, refused.error.param) == (REFUSED, "request_id")
-        assert (await victim.client.until("mine")).token_ids == victim.expected
-        await victim.client.until(beside)
-        await victim.client.detach()
-        for number, (attempt, position) in enumerate([(1, 10**9), (7, 0), (1, 2**32 - 1), (0, 0)]):
-            again = PDClient(victim.client.channel, victim.client.model_key)
-            again.answers["mine"] = Answer()
-            await again.attach(pd_pb2.Reattach(request_id="mine", attempt=attempt, position=position))
-            assert (await again.until("mine")).lost, number
-            await again.detach()
-        await victim.client.attach()
-        await victim.unharmed()
+async def test_attempts_and_positions_out_of_order_are_lost_and_nothing_else(victim: Victim):
+    beside = await victim.begin()
+    await victim.client.submit(honest(victim.client, "mine"))
+    stale = honest(victim.client, "mine", max_tokens=1)
+    refused = await victim.client.stub.Submit(stale, timeout=20)
+    assert (refused.status, refused.error.param) == (REFUSED, "request_id")
+    assert (await victim.client.until("mine")).token_ids == victim.expected
+    await victim.client.until(beside)
+    await victim.client.detach()
+    for number, (attempt, position) in enumerate([(1, 10**9), (7, 0), (1, 2**32 - 1), (0, 0)]):
+        again = PDClient(victim.client.channel, victim.client.model_key)
+        again.answers["mine"] = Answer()
+        await again.attach(pd_pb2.Reattach(request_id="mine", attempt=attempt, position=position))
+        assert (await again.until("mine")).lost, number
+        await again.detach()
+    await victim.client.attach()
+    await victim.unharmed()
 
 
-async def test_notices_of_what_is_no_key_and_of_keys_without_end_are_refused_or_do_nothing(store, store_url):
-    async with _victim(store, store_url) as victim:
-        stub = victim.client.stub
-        await stub.NotifyItems(_notice("x" * (1 << 20), "", "../" * 30, "A" * 64, "b" * 64))
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await stub.NotifyItems(_notice(*("c" * 64 for _ in range(20_000))))
-        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        await victim.unharmed()
+async def test_notices_of_what_is_no_key_and_of_keys_without_end_are_refused_or_do_nothing(victim: Victim):
+    stub = victim.client.stub
+    await stub.NotifyItems(_notice("x" * (1 << 20), "", "../" * 30, "A" * 64, "b" * 64))
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await stub.NotifyItems(_notice(*("c" * 64 for _ in range(20_000))))
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await victim.unharmed()
 
 
 @pytest.mark.parametrize("proxy_id", ["", "p" * (1 << 20), "proxy/x", "proxy\n", "prôxy"])

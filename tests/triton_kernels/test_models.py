@@ -21,9 +21,7 @@ STEPS = ([Decoding(5, 40), Decoding(77, 1), Decoding(16, 64)], [Decoding(300, 64
 
 
 @pytest.mark.parametrize("family", ["llava", "t5"])
-def test_replays_read_nothing_but_their_own_steps_blocks_up_to_its_length(
-    family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replays_read_nothing_but_their_own_steps_blocks_up_to_its_length(family, monkeypatch):
     """Buffers of one size hold steps of any length; what is beyond a sequence's length may be NaN."""
     monkeypatch.setattr(Device, "processors", 24)
     decoder = load_decoder(

@@ -5,8 +5,6 @@ In bfloat16 the interpreter's products are not those of a GPU: 16 bits are teste
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -59,9 +57,7 @@ def test_query_heads_share_the_keys_of_their_kv_head(processors: int, kv_heads: 
 
 @pytest.mark.parametrize("chunks", BATCHES)
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 3}, {"sliding_window": 70, "softcap": 1.0}])
-def test_decodes_and_chunks_read_their_own_keys_alone(
-    processors: int, chunks: tuple[Chunk, ...], options: dict[str, Any]
-) -> None:
+def test_decodes_and_chunks_read_their_own_keys_alone(processors, chunks, options):
     case = Case(chunks, 2)
     poison(case)
     expected = case.expected_self(window=options.get("sliding_window"), softcap=options.get("softcap"))
@@ -70,9 +66,7 @@ def test_decodes_and_chunks_read_their_own_keys_alone(
 
 @pytest.mark.parametrize("chunks", BATCHES)
 @pytest.mark.parametrize("window", [None, 3])
-def test_a_bias_by_positions_counts_in_prefill_and_decode(
-    processors: int, chunks: tuple[Chunk, ...], window: int | None
-) -> None:
+def test_a_bias_by_positions_counts_in_prefill_and_decode(processors, chunks, window):
     case, bias = Case(chunks, 2), bias_by_position()
     poison(case)
     options = {} if window is None else {"sliding_window": window}
@@ -85,9 +79,7 @@ def test_a_bias_by_distance_is_looked_up_on_the_fly(processors: int) -> None:
 
 
 @pytest.mark.parametrize("chunks", BATCHES)
-def test_cross_attention_sees_the_whole_of_its_own_encoder_output(
-    processors: int, chunks: tuple[Chunk, ...]
-) -> None:
+def test_cross_attention_sees_the_whole_of_its_own_encoder_output(processors, chunks):
     case = Case(chunks, 2)
     poison(case)
     close(case.attend("triton", cross=True, bias=bias_by_position()), case.expected_cross())
@@ -95,9 +87,7 @@ def test_cross_attention_sees_the_whole_of_its_own_encoder_output(
 
 @pytest.mark.parametrize("spans", SpanRule)
 @pytest.mark.parametrize(("window", "chunk"), [(None, None), (3, None), (None, 4), (5, 6)])
-def test_a_layers_rule_decides_what_it_reaches(
-    processors: int, spans: SpanRule, window: int | None, chunk: int | None
-) -> None:
+def test_a_layers_rule_decides_what_it_reaches(processors, spans, window, chunk):
     rule, pictures = LayerRule(window, chunk, spans), ((7, 13), (20, 90))
     case = Case(
         (Chunk(9, 1), Chunk(100, 1), Chunk(14, 14, 1, pictures), Chunk(95, 88, 1, pictures), Chunk(6, 6)), 2

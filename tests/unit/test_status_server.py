@@ -1,8 +1,9 @@
-"""The answers to probes by phase and health, and the server of --metrics-port that gives them."""
+"""The status server, and the limits of requests."""
 
 from __future__ import annotations
 
 import json
+import math
 import socket
 import urllib.error
 import urllib.request
@@ -11,7 +12,8 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from triptych.base.errors import ConfigError
+from triptych.base.errors import ConfigError, InvalidRequest
+from triptych.base.request import RepetitionPenalty, Seed, Temperature, TopP, check_limits
 from triptych.base.status_server import (
     MOST_CONNECTIONS,
     ProbeAnswer,
@@ -168,3 +170,31 @@ def test_a_process_that_drains_does_not_become_ready_again() -> None:
     status.drain()
     status.ready()
     assert status.ready_probe() == ProbeAnswer(503, "draining")
+
+
+@pytest.mark.parametrize("value", [None, 0, 0.5, 2])
+def test_values_within_both_limits_pass_and_so_does_none(value: float | None) -> None:
+    check_limits("temperature", value, Temperature)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "words"),
+    [
+        (2.1, Temperature, "at least 0 and at most 2"),
+        (-0.1, Temperature, "at least 0 and at most 2"),
+        (math.nan, Temperature, "at least 0 and at most 2"),
+        (math.inf, Temperature, "at least 0 and at most 2"),
+        (0, TopP, "above 0 and at most 1"),
+        (0, RepetitionPenalty, "at least 0.01 and at most 10"),
+        (1 << 63, Seed, f"at least {-(1 << 63)} and at most {(1 << 63) - 1}"),
+    ],
+)
+def test_what_is_outside_is_refused_with_both_limits(value: float, kind: object, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"field must be {words}") as caught:
+        check_limits("field", value, kind)
+    assert caught.value.param == "field"
+
+
+def test_optional_types_have_the_limits_of_the_type_that_is_not_none() -> None:
+    with pytest.raises(InvalidRequest):
+        check_limits("field", 3, Temperature | None)

@@ -20,10 +20,8 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster = start_cluster(None, tmp_path_factory.mktemp("audio"), "--demo", "audio", "--threads", "1")
-    try:
-        yield cluster
-    finally:
-        cluster.stop()
+    yield cluster
+    cluster.stop()
 
 
 def dialled(digits: str, folder: Path) -> Path:

@@ -110,9 +110,7 @@ def test_m4a_and_webm_are_heard(cluster: Cluster) -> None:
     ],
     ids=["no format", "truncated", "no audio track"],
 )
-def test_a_hostile_file_is_refused_with_its_field_and_remedy(
-    cluster: Cluster, file: bytes, message: str
-) -> None:
+def test_a_hostile_file_is_refused_with_its_field_and_remedy(cluster, file, message):
     reply = cluster.post(chat(part(file)))
     assert (reply["status"], reply["error"]["param"]) == (400, FIELD), reply
     assert message in reply["error"]["message"]

@@ -65,9 +65,7 @@ def towers(cluster: Cluster) -> float:
 
 
 @pytest.mark.parametrize("encoders", [1, 2, 4])
-def test_segments_on_several_encoders_are_answered_as_by_transformers(
-    encoders: int, case: VideoCase, expected: tuple[VideoAnswer, VideoAnswer], tmp_path: Path
-) -> None:
+def test_segments_on_several_encoders_are_answered_as_by_transformers(encoders, case, expected, tmp_path):
     short, long = expected
     with cluster_of(case, tmp_path, encoders) as cluster:
         check(ask(cluster, SHORT), short)
@@ -84,9 +82,7 @@ def test_segments_on_several_encoders_are_answered_as_by_transformers(
         assert sum(items > 0 for items in busy) >= min(encoders, 2)
 
 
-def test_an_encoder_killed_between_segments_ends_in_the_same_answer(
-    case: VideoCase, expected: tuple[VideoAnswer, VideoAnswer], tmp_path: Path
-) -> None:
+def test_an_encoder_killed_between_segments_ends_in_the_same_answer(case, expected, tmp_path):
     with cluster_of(case, tmp_path, 2) as cluster, ThreadPoolExecutor(1) as pool:
         victim = cluster.names("encoder")[0]
         asked = pool.submit(ask, cluster, SHORT)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -17,10 +16,7 @@ import pytest
 from support.processes.cluster import PATIENCE, Cluster, running_cluster
 from support.videos.cases import TOKENS, VideoAnswer, VideoCase, reference
 from support.videos.classes import CLASSES
-from support.videos.clips import (
-    huge_header,
-    make_clip,
-)
+from support.videos.clips import huge_header, make_clip
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 QUESTION = {"type": "text", "text": "What happens?"}
@@ -35,10 +31,7 @@ REFUSED = {
         "40 frames of 160x160 are more than the 1000000 pixels allowed",
     ),
 }
-ANSWERED = {
-    "with sound": lambda: make_clip(sound=True),
-    "GIF": lambda: make_clip("gif", "gif", "rgb8"),
-}
+ANSWERED = {"with sound": lambda: make_clip(sound=True), "GIF": lambda: make_clip("gif", "gif", "rgb8")}
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +72,7 @@ def chat(*parts: dict[str, Any], **fields: Any) -> dict[str, Any]:
     }
 
 
-def test_a_chat_about_a_video_is_answered_as_by_transformers(
-    cluster: Cluster, case: VideoCase, expected: VideoAnswer
-) -> None:
+def test_a_chat_about_a_video_is_answered_as_by_transformers(cluster, case, expected):
     for _ in range(2):
         reply = cluster.post(chat(part(case.clip)))
         assert reply["status"] == 200, reply
@@ -93,9 +84,7 @@ def test_a_chat_about_a_video_is_answered_as_by_transformers(
     assert cluster.total("encoder", "triptych_encoder_tower_items_total") == 1
 
 
-def test_responses_and_the_command_line_say_the_same(
-    cluster: Cluster, case: VideoCase, tmp_path: Path
-) -> None:
+def test_responses_and_the_command_line_say_the_same(cluster, case, tmp_path):
     said = cluster.post(chat(part(case.clip), ignore_eos=False))["choices"][0]["message"]["content"]
     url = part(case.clip)["video_url"]["url"]
     text = {"type": "input_text", "text": QUESTION["text"]}
@@ -118,9 +107,7 @@ def test_responses_and_the_command_line_say_the_same(
     assert done.stdout.decode(errors="replace").strip() == said.strip()
 
 
-def test_grpc_gives_the_same_tokens_for_a_file_and_for_its_url(
-    cluster: Cluster, case: VideoCase, expected: VideoAnswer
-) -> None:
+def test_grpc_gives_the_same_tokens_for_a_file_and_for_its_url(cluster, case, expected):
     for video in ({"video": case.clip}, {"video_url": part(case.clip)["video_url"]["url"]}):
         events = cluster.chat_grpc(video, {"text": QUESTION["text"]}, max_tokens=TOKENS, ignore_eos=True)
         assert list(events[0].prompt_token_ids) == expected.prompt
@@ -157,9 +144,7 @@ def test_an_unusual_file_is_answered(cluster: Cluster, name: str) -> None:
         ({"fps": 1, "num_frames": 4}, "mm_processor_kwargs.fps", "not both"),
     ],
 )
-def test_options_of_sampling_are_checked(
-    cluster: Cluster, case: VideoCase, fields: dict[str, Any], param: str, message: str
-) -> None:
+def test_options_of_sampling_are_checked(cluster, case, fields, param, message):
     reply = cluster.post(chat(part(case.clip), mm_processor_kwargs=fields))
     assert (reply["status"], reply["error"]["param"]) == (400, param), reply
     assert message in reply["error"]["message"]

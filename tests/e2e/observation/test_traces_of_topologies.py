@@ -58,9 +58,7 @@ def test_ranks_of_decoder_and_tower_leave_each_span_once(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("family", ["bart", "t5", "whisper", "trocr"])
-def test_an_encoder_decoder_models_text_sound_or_picture_is_traced_as_an_item(
-    family: str, tmp_path: Path
-) -> None:
+def test_an_encoder_decoder_models_text_sound_or_picture_is_traced_as_an_item(family, tmp_path):
     sources: dict[str, dict[str, Any]] = {
         "bart": {"prompt": SECRET},
         "t5": {"prompt": SECRET},

@@ -4,22 +4,239 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deploy.docker.host_pip import local_paths, settings
-from support.images.container import Container
-from support.images.image_store import BASE, ROOT, ImageStore, host_pip_words, image_store
-from support.processes.cluster import free_port, wait_for
+from support.processes.cluster import PATIENCE, free_port, wait_for
 from triptych.apps.launch.embedded_store import find_server_binary
 from triptych.demo import examples
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+
+ROOT = Path(__file__).parents[3]
+DOCKER = ROOT / "deploy" / "docker"
+BASE = "docker.io/library/python:3.11-slim"
+#: Longest build, in seconds; a busy machine takes ten minutes for the workers'.
+BUILD_PATIENCE = 1800.0
+
+
+def check_programs() -> None:
+    """AssertionError, with the remedy, where images can be neither built nor run."""
+    missing = [name for name in ("buildah", "crun", "mmdebstrap", "unshare") if not shutil.which(name)]
+    remedy = "apt-get install --no-install-recommends buildah crun mmdebstrap util-linux"
+    assert not missing, f"{', '.join(missing)} missing: {remedy}"
+    assert os.geteuid() == 0, "images are built and run in chroots here, which takes root"
+
+
+class ImageStore:
+    """A storage of images in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        #: Seconds that each image took to build.
+        self.build_seconds: dict[str, float] = {}
+        self._mounts: dict[str, Path] = {}
+        self._environment = os.environ | {"IMAGE_BUILDER": "buildah", "TMPDIR": str(folder)}
+        self._environment["CONTAINERS_STORAGE_CONF"] = str(folder / "storage.conf")
+        self._choose_driver()
+
+    def _choose_driver(self) -> None:
+        """Layers are mounted, or copied where the kernel has no overlay for this folder."""
+        for driver in ("overlay", "vfs"):
+            words = f'driver = "{driver}"\nrunroot = "{self.folder}/run"\ngraphroot = "{self.folder}/root"'
+            (self.folder / "storage.conf").write_text(f"[storage]\n{words}\n")
+            self._environment["STORAGE_DRIVER"] = driver
+            works = subprocess.run(
+                ["buildah", "info"], env=self._environment, capture_output=True, timeout=BUILD_PATIENCE
+            )
+            if works.returncode == 0:
+                return
+
+    def make_base(self) -> None:
+        """Makes the image that the Dockerfiles build on."""
+        self._run("sh", str(DOCKER / "base.sh"))
+
+    def build(self, target: str, arguments: str) -> str:
+        """Builds an image as `make images` does, with more `arguments` for the builder; returns its name."""
+        started = time.monotonic()
+        self._environment["IMAGE_BUILD_ARGS"] = arguments
+        self._run("sh", str(DOCKER / "build.sh"), target)
+        self.build_seconds[target] = time.monotonic() - started
+        return f"localhost/triptych-{target}"
+
+    def configuration(self, image: str) -> dict[str, Any]:
+        """What the image says of its containers, in Docker's words."""
+        found: dict[str, Any] = self._inspect(image)["Docker"]["config"]
+        return found
+
+    def history(self, image: str) -> str:
+        """What is kept of how the image was made."""
+        return json.dumps(self._inspect(image)["Docker"]["history"])
+
+    def mounted(self, image: str) -> Path:
+        """The folder with the image's files."""
+        if image not in self._mounts:
+            container = self._run("buildah", "from", "--pull-never", self._tagged(image)).strip()
+            self._mounts[image] = Path(self._run("buildah", "mount", container).strip())
+        return self._mounts[image]
+
+    def megabytes(self, image: str) -> float:
+        """Size of the image's files."""
+        return int(self._run("du", "-sb", str(self.mounted(image))).split()[0]) / 1e6
+
+    def unmount(self) -> None:
+        """Unmounts every image."""
+        self._run("buildah", "rm", "--all")
+
+    def _inspect(self, image: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(
+            self._run("buildah", "inspect", "--type", "image", self._tagged(image))
+        )
+        return found
+
+    def _tagged(self, image: str) -> str:
+        from triptych import __version__
+
+        return image if image == BASE else f"{image}:{__version__}"
+
+    def _run(self, *command: str) -> str:
+        done = subprocess.run(
+            command, env=self._environment, cwd=ROOT, capture_output=True, text=True, timeout=BUILD_PATIENCE
+        )
+        words = f"{shlex.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        assert done.returncode == 0, words
+        return done.stdout
+
+
+@contextmanager
+def image_store(folder: Path) -> Iterator[ImageStore]:
+    """A storage that leaves nothing behind; its images are gigabytes."""
+    check_programs()
+    store = ImageStore(folder)
+    try:
+        yield store
+    finally:
+        store.unmount()
+        shutil.rmtree(folder)
+
+
+def host_pip_words() -> str:
+    """The builder's words for this machine's own pip settings."""
+    command = [sys.executable, str(DOCKER / "host_pip.py")]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+
+
+#: crun takes a machine with version 2 of cgroups alone; where both are mounted it gets a view of the second.
+_CRUN = """
+if [ "$(stat -f -c %T /sys/fs/cgroup)" != cgroup2fs ]; then
+  umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup
+fi
+exec crun "$@"
+"""
+_TMPFS = ("nosuid", "nodev", "mode=1777")
+_MOUNTS = (("/proc", "proc", ()), ("/dev", "tmpfs", ("nosuid", "mode=755")), ("/dev/shm", "tmpfs", _TMPFS))
+
+
+class Container:
+    """A running container of an image, given as its configuration and files, with `words` as its command."""
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        image: tuple[Mapping[str, Any], Path],
+        words: Sequence[str],
+        variables: Mapping[str, str] | None = None,
+        *,
+        writable_tmp: bool = True,
+    ) -> None:
+        self._folder, self.name, self._state = folder / name, name, folder / "crun"
+        self._configuration, root = image
+        self._folder.mkdir()
+        self.log = self._folder / "log"
+        bundle = _bundle(self._configuration, root, words, variables or {})
+        bundle["mounts"] += [_mount("/tmp", "tmpfs", _TMPFS)] if writable_tmp else []
+        (self._folder / "config.json").write_text(json.dumps(bundle))
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                self._crun("run", "-b", str(self._folder), name),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+
+    def ended(self) -> bool:
+        """Whether the container's first process has ended."""
+        return self.process.poll() is not None
+
+    def pid(self) -> int:
+        """The first process as the host counts it; 0 while there is none."""
+        done = subprocess.run(self._crun("state", self.name), capture_output=True, text=True, timeout=60)
+        return int(json.loads(done.stdout)["pid"]) if done.returncode == 0 else 0
+
+    def terminate(self) -> None:
+        """Sends the image's stop signal."""
+        signal = str(self._configuration["StopSignal"])
+        subprocess.run(self._crun("kill", self.name, signal), check=True, capture_output=True, timeout=60)
+
+    def wait(self) -> int:
+        """The exit code, when the container has ended."""
+        return self.process.wait(PATIENCE)
+
+    def healthy(self) -> bool:
+        """What the image's HEALTHCHECK says inside the container."""
+        word, *command = self._configuration["Healthcheck"]["Test"]
+        assert word == "CMD"
+        done = subprocess.run(self._crun("exec", self.name, *command), capture_output=True, timeout=60)
+        return done.returncode == 0
+
+    def stop(self) -> None:
+        """Kills what still runs."""
+        subprocess.run(self._crun("delete", "-f", self.name), capture_output=True, timeout=60)
+        self.process.wait(60)
+
+    def _crun(self, *words: str) -> list[str]:
+        options = ("--root", str(self._state), "--cgroup-manager=disabled")
+        return ["unshare", "-m", "sh", "-c", _CRUN, "sh", *options, *words]
+
+
+def _mount(place: str, kind: str, options: Sequence[str]) -> dict[str, Any]:
+    return {"destination": place, "type": kind, "source": kind, "options": list(options)}
+
+
+def _bundle(
+    configuration: Mapping[str, Any], root: Path, words: Sequence[str], variables: Mapping[str, str]
+) -> dict[str, Any]:
+    """The configuration that an OCI runtime reads."""
+    user, group = (int(part) for part in configuration["User"].split(":"))
+    kinds = ("bounding", "effective", "inheritable", "permitted", "ambient")
+    return {
+        "ociVersion": "1.0.2",
+        "process": {
+            "user": {"uid": user, "gid": group},
+            "args": [*configuration["Entrypoint"], *(words or configuration["Cmd"])],
+            "env": [*configuration["Env"], *(f"{key}={value}" for key, value in variables.items())],
+            "cwd": configuration["WorkingDir"],
+            "noNewPrivileges": True,
+            "capabilities": {kind: [] for kind in kinds},
+        },
+        "root": {"path": str(root), "readonly": True},
+        "mounts": [_mount(*mount) for mount in _MOUNTS],
+        "linux": {"namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc", "uts")]},
+    }
+
 
 PROXY, WORKER = "localhost/triptych-proxy", "localhost/triptych-worker-cpu"
 #: Most that the proxy's image may add to its base.
@@ -141,7 +358,7 @@ def test_the_containers_answer_about_a_picture_and_drain_on_sigterm(start, store
     wait_for("the containers", lambda: _ready(port) or any(each.ended() for each in containers))
     assert not any(each.ended() for each in containers), [each.log.read_text() for each in containers]
     assert all(each.healthy() for each in containers)
-    assert {_user(each) for each in containers} == {65532}
+    assert {int(_status(each.pid(), "Uid").split()[0]) for each in containers} == {65532}
     request = json.loads(examples.EXAMPLE_REQUEST.read_text())
     whole = "".join(_stream(port, request))
     assert whole == examples.EXPECTED_ANSWER
@@ -205,10 +422,6 @@ def _status(pid: int, key: str) -> str:
     except FileNotFoundError:
         return ""
     return next(line.partition(":")[2].strip() for line in text.splitlines() if line.startswith(f"{key}:"))
-
-
-def _user(container: Container) -> int:
-    return int(_status(container.pid(), "Uid").split()[0])
 
 
 def _handles_sigterm(pid: int) -> bool:

@@ -51,9 +51,7 @@ async def whole(store: EmbeddingStore, plan: ItemPlan, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("breaking", ["cut", "half_close"])
-async def test_idle_connections_that_broke_are_replaced(
-    relayed: tuple[Relay, EmbeddingStore], breaking: str
-) -> None:
+async def test_idle_connections_that_broke_are_replaced(relayed, breaking):
     relay, store = relayed
     plan, body = await saved(store, f"idle {breaking}")
     await whole(store, plan, body)
@@ -63,9 +61,7 @@ async def test_idle_connections_that_broke_are_replaced(
 
 
 @pytest.mark.parametrize("breaking", ["cut", "half_close"])
-async def test_a_value_whose_connection_breaks_under_way_is_never_cut_short(
-    relayed: tuple[Relay, EmbeddingStore], breaking: str
-) -> None:
+async def test_a_value_whose_connection_breaks_under_way_is_never_cut_short(relayed, breaking):
     relay, store = relayed
     plan, body = await saved(store, f"busy {breaking}")
     relay.delay = 0.02
@@ -87,9 +83,7 @@ HEADER, PART = b"\r\nNX\r\n$2\r\nPX\r\n", b"\r\n$2\r\nPX\r\n"
     [(1 << 20, HEADER), (1 << 20, PART), (64 << 20, HEADER)],
     ids=["header of parts", "a part", "one piece"],
 )
-async def test_a_write_whose_reply_is_lost_leaves_a_whole_value(
-    relayed: tuple[Relay, EmbeddingStore], monkeypatch: pytest.MonkeyPatch, size: int, lost: bytes
-) -> None:
+async def test_a_write_whose_reply_is_lost_leaves_a_whole_value(relayed, monkeypatch, size, lost):
     """In parts, with the reply to the header or to a part lost, and in one piece."""
     relay, store = relayed
     monkeypatch.setattr(codec, "PART_BYTES", size)
@@ -106,9 +100,7 @@ async def test_a_write_whose_reply_is_lost_leaves_a_whole_value(
     await whole(store, plan, body)
 
 
-async def test_of_two_writers_one_of_whose_replies_is_lost_one_value_and_its_parts_stay(
-    relayed: tuple[Relay, EmbeddingStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_of_two_writers_one_of_whose_replies_is_lost_one_value_and_its_parts_stay(relayed, monkeypatch):
     relay, store = relayed
     monkeypatch.setattr(codec, "PART_BYTES", 1 << 20)
     plan = make_plan("reply lost beside another writer", rows=4000, width=256)
@@ -154,9 +146,7 @@ def test_without_any_server_binary_the_remedies_are_named(monkeypatch: pytest.Mo
         embedded_store.find_server_binary()
 
 
-async def test_a_look_up_of_many_items_is_one_round_trip_and_reads_no_body(
-    store: EmbeddingStore, store_url: str, tmp_path: Path
-) -> None:
+async def test_a_look_up_of_many_items_is_one_round_trip_and_reads_no_body(store, store_url, tmp_path):
     plans = [make_plan(f"item {n}", rows=500, width=500) for n in range(20)]
     for plan in plans[::2]:
         await store.save(plan, make_body(plan), ttl=60)

@@ -18,11 +18,8 @@ from triptych.store.embedding_store import EmbeddingStore
 
 
 @pytest.fixture(scope="session")
-def encoder() -> Iterator[EncoderSide]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield load_encoder(build_checkpoint("qwen3_vl"), device=torch.device("cpu"), dtype=torch.float32)
-    torch.set_num_threads(threads)
+def encoder() -> EncoderSide:
+    return load_encoder(build_checkpoint("qwen3_vl"), device=torch.device("cpu"), dtype=torch.float32)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -19,14 +18,6 @@ from triptych.models.registry import load_encoder
 from triptych.store.embedding_store import EmbeddingStore
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +50,7 @@ async def test_texts_of_mixed_lengths_in_one_batch_are_stored_as_transformers_en
             torch.testing.assert_close(await stored(store, job), wanted, atol=1e-5, rtol=0)
 
 
-async def test_windows_of_a_file_are_items_of_their_own(
-    listener: EncoderSide, store: EmbeddingStore, store_url: str
-) -> None:
+async def test_windows_of_a_file_are_items_of_their_own(listener, store, store_url):
     rate, path = 44_100, build_checkpoint("whisper", variant="small")
     data = audio_file(sound(4.5, seed=7, rate=rate), rate, "FLAC")
     waveform = decode_audio(data, 16_000, AudioLimits())
@@ -102,9 +91,7 @@ async def test_what_is_no_sound_of_this_worker_fails_with_the_field(
 
 
 @pytest.mark.parametrize("data", [b"\xff\xfe", " ".join(["word"] * 5000).encode()])
-async def test_what_is_no_text_of_this_encoder_fails_with_the_field(
-    reader: EncoderSide, store: EmbeddingStore, store_url: str, data: bytes
-) -> None:
+async def test_what_is_no_text_of_this_encoder_fails_with_the_field(reader, store, store_url, data):
     async with bench(reader, store, store_url) as b:
         job = await Job(b, data, modality="text").start()
         await job.send_media()

@@ -61,9 +61,7 @@ async def ask(url: str, key: str) -> str:
         return str((await reply.json())["choices"][0]["message"]["content"])
 
 
-async def test_the_laptop_example_answers_a_picture_and_leaves_nothing(
-    tmp_path: Path, store_server: StoreServer
-) -> None:
+async def test_the_laptop_example_answers_a_picture_and_leaves_nothing(tmp_path, store_server):
     """Over the certificate that the chart makes. The store is outside: that of the test speaks no TLS."""
     values = laptop()
     values["store"] = {"mode": "external", "acl": False, "external": {"url": store_server.url}}
@@ -159,9 +157,7 @@ class Load:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_versions_of_vllm_and_of_the_model_change_under_load_and_nothing_is_lost(
-    tmp_path: Path,
-    store_server: StoreServer,
-    programs: Path,
+    tmp_path: Path, store_server: StoreServer, programs: Path
 ) -> None:
     models = tmp_path / "models"
     build_checkpoint("qwen3_vl", models / "one")

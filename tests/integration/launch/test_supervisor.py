@@ -89,7 +89,6 @@ def test_the_embedded_store_ends_when_its_supervisor_is_killed(tmp_path: Path) -
         [sys.executable, "-c", _SUPERVISOR, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
     with supervisor:
-        assert supervisor.stdout is not None
         pid = int(supervisor.stdout.readline())
         assert lives(pid)
         supervisor.kill()

@@ -117,9 +117,7 @@ def test_embeddings_of_the_caller_are_left_as_they_were(family: str) -> None:
 
 @pytest.mark.parametrize(("variant", "original"), matrix([("", True), ("hub", False), ("", False)], quick=2))
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_save_pretrained_writes_is_loaded_alike(
-    family: str, variant: str, original: bool, tmp_path: Path
-) -> None:
+def test_what_save_pretrained_writes_is_loaded_alike(family, variant, original, tmp_path):
     source = build_checkpoint(family, variant=variant)
     saved = build_checkpoint(family, tmp_path / "saved", variant=variant)
     (saved / "model.safetensors").unlink()

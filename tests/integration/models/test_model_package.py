@@ -39,13 +39,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         capture_output=True,
         timeout=120,
     )
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder / "target")
         yield
         sys.modules.pop("triptych_ovis2", None)
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

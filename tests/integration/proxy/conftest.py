@@ -1,11 +1,15 @@
-"""A proxy in a test looks at registry, workers and certificates several times as often as a deployed one."""
+"""A cluster, whose proxy looks at registry, workers and certificates more often than a deployed one."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import pytest
 
+from support.fakes.proxy_fakes import FakeCluster
 from triptych.base.rpc.tls import certificates
 from triptych.proxy import pool
+from triptych.store.embedding_store import EmbeddingStore
 
 
 @pytest.fixture(autouse=True)
@@ -13,3 +17,11 @@ def frequent_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "POLL_SECONDS", 0.1)
     monkeypatch.setattr(pool, "HEALTH_INTERVAL", 0.2)
     monkeypatch.setattr(certificates, "LOOK_SECONDS", 0.1)
+
+
+@pytest.fixture
+async def cluster(store: EmbeddingStore) -> AsyncIterator[FakeCluster]:
+    """A proxy with one encoder and one PD worker, in which nothing is left when the test has ended."""
+    async with FakeCluster(store) as cluster:
+        yield cluster
+        await cluster.at_rest()

@@ -207,9 +207,7 @@ async def test_a_proxy_that_still_waits_for_its_store_ends_in_good_order_at_a_si
         await running
 
 
-async def test_pages_of_allowed_origins_may_call_it_and_others_may_not(
-    store: EmbeddingStore, store_url: str
-) -> None:
+async def test_pages_of_allowed_origins_may_call_it_and_others_may_not(store, store_url):
     origins = "https://chat.example, http://localhost:3000"
     async with running_service(store, store_url, allowed_origins=origins, api_key="k" * 32) as running:
         await running.knows_the_worker()

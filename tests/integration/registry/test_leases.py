@@ -1,3 +1,5 @@
+"""Leases, and counts of a minute that proxies share."""
+
 from __future__ import annotations
 
 import asyncio
@@ -6,9 +8,13 @@ import pytest
 
 from support.data.items import make_plan
 from support.stores.commands import commands
-from triptych.base.errors import InvalidRequest
+from triptych.base.errors import InvalidRequest, RateLimited
+from triptych.proxy.auth.keys import KeyLimits, Principal
+from triptych.proxy.auth.limits import PrincipalLimits
 from triptych.registry.leases import Lease, Leases, OwnedBy
+from triptych.registry.minute_counts import MinuteCounts
 from triptych.store import keys
+from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
 
 HASH = make_plan().mm_hash
@@ -38,9 +44,7 @@ async def test_of_many_at_once_one_owns_the_item(store: EmbeddingStore) -> None:
     assert sum(isinstance(result, Lease) for result in results) == 1
 
 
-async def test_a_lease_ends_with_its_term_and_its_old_owner_cannot_touch_the_next(
-    store: EmbeddingStore,
-) -> None:
+async def test_a_lease_ends_with_its_term_and_its_old_owner_cannot_touch_the_next(store):
     leases = Leases(store)
     old = await owned(leases, "a", term=0.01)
     await asyncio.sleep(0.05)
@@ -58,9 +62,7 @@ async def test_a_hung_owner_is_replaced_by_naming_its_token(store: EmbeddingStor
     assert await acquire(leases, "c", replace_token=hung.token) == OwnedBy("b:1", "b-1", new.token)
 
 
-async def test_the_lease_of_a_process_that_was_restarted_goes_to_its_successor(
-    store: EmbeddingStore,
-) -> None:
+async def test_the_lease_of_a_process_that_was_restarted_goes_to_its_successor(store):
     leases = Leases(store)
     await owned(leases, "a")
     again = await leases.acquire(HASH, address="a:1", incarnation="a-2", term=60)
@@ -98,3 +100,80 @@ async def test_the_dead_leases_are_found_without_a_search_through_the_store(stor
     # One script, and two deletions for each dead lease.
     assert spent["eval"] == spent["zrangebyscore"] == 1
     assert spent["hdel"] == spent["zrem"] == 3
+
+
+async def ask(limits: PrincipalLimits, principal: Principal, tokens: int = 0) -> None:
+    async with limits.admit(principal) as session:
+        session.charge(tokens)
+
+
+class AwayCounts(MinuteCounts):
+    """The counts of a store that does not answer while `away`; `asked` counts the calls."""
+
+    away, asked = True, 0
+
+    async def add(self, what: str, principal: str, cost: int, limit: int) -> float:
+        self.asked += 1
+        if self.away:
+            raise StoreUnavailable("no answer")
+        return await super().add(what, principal, cost, limit)
+
+
+async def test_proxies_share_the_requests_and_tokens_of_a_key(store: EmbeddingStore) -> None:
+    first, second = (PrincipalLimits(MinuteCounts(store)) for _ in range(2))
+    alice, bob = (Principal(name, KeyLimits(requests_per_minute=3)) for name in ("alice", "bob"))
+    for limits in (first, second, first):
+        await ask(limits, alice)
+    for limits in (first, second, second):
+        with pytest.raises(RateLimited, match="requests-per-minute: .* 3 requests") as error:
+            await ask(limits, alice)
+        assert 1 <= error.value.retry_after <= 60
+    await ask(second, bob)
+
+    carol = Principal("carol", KeyLimits(tokens_per_minute=10))
+    await ask(first, carol, 4)
+    await ask(second, carol, 400)
+    with pytest.raises(RateLimited, match="tokens-per-minute"):
+        await ask(first, carol)
+
+
+async def test_counts_end_and_keep_two_minutes_at_most(store: EmbeddingStore) -> None:
+    key = keys.minute_counts("requests", "alice")
+    seconds, _ = await store.control.execute("TIME")
+    minute = int(seconds) // 60
+    for at, count in ((minute - 3, 7), (minute - 2, 7), (minute - 1, 600)):
+        await store.control.execute("HSET", key, at, count)
+    counts = MinuteCounts(store)
+    # The share of the last minute that is not over yet is above 3 until its last moments.
+    assert await counts.add("requests", "alice", 1, 3) > 0 or int(seconds) % 60 > 58
+    assert await counts.add("requests", "alice", 1, 0) == 0
+    assert len(await store.control.execute("HKEYS", key)) == 2
+    assert 0 < await store.control.execute("TTL", key) <= 120
+
+
+async def test_without_the_store_each_proxy_limits_by_what_it_has_seen_and_asks_again_later(
+    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("triptych.proxy.auth.limits.time.monotonic", lambda: now[0])
+    counts = AwayCounts(store)
+    limits, alice = PrincipalLimits(counts), Principal("alice", KeyLimits(requests_per_minute=2))
+    await ask(limits, alice)
+    await ask(limits, alice)
+    with pytest.raises(RateLimited):
+        await ask(limits, alice)
+    assert counts.asked == 1, "a store that does not answer is not asked by every request"
+    counts.away, now[0] = False, 106.0
+    await ask(limits, alice)
+    assert counts.asked == 2, "the counts of all proxies are those that count again"
+
+
+async def test_what_was_counted_before_the_store_went_away_counts_without_it(store: EmbeddingStore) -> None:
+    counts = AwayCounts(store)
+    counts.away = False
+    limits, alice = PrincipalLimits(counts), Principal("alice", KeyLimits(requests_per_minute=2))
+    await ask(limits, alice)
+    await ask(limits, alice)
+    counts.away = True
+    with pytest.raises(RateLimited):
+        await ask(limits, alice)

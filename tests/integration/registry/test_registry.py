@@ -50,9 +50,7 @@ async def test_a_restarted_worker_takes_the_place_of_its_former_self(registry: R
     assert await registry.workers() == []
 
 
-async def test_a_registration_of_before_modalities_is_one_of_images(
-    registry: Registry, store: EmbeddingStore
-) -> None:
+async def test_a_registration_of_before_modalities_is_one_of_images(registry, store):
     await registry.register(ENCODER)
     name = "encoder 10.0.0.1:5000"
     raw = await store.control.execute("HGET", keys.WORKERS, name)
@@ -66,9 +64,7 @@ async def test_a_registration_of_before_modalities_is_one_of_images(
     assert [info.modality for info in await registry.workers()] == ["audio"]
 
 
-async def test_a_look_names_the_workers_only_when_they_are_others_than_at_the_mark(
-    registry: Registry, store: EmbeddingStore
-) -> None:
+async def test_a_look_names_the_workers_only_when_they_are_others_than_at_the_mark(registry, store):
     await registry.register(ENCODER)
     first = await registry.poll("p")
     assert (first.workers, first.proxies) == ([ENCODER], 1)
@@ -119,9 +115,7 @@ async def test_a_look_at_unchanged_workers_costs_the_store_as_much_for_two_as_fo
     assert sizes == [None, None]
 
 
-async def test_only_registrations_long_past_their_deadline_are_collected(
-    registry: Registry, store: EmbeddingStore
-) -> None:
+async def test_only_registrations_long_past_their_deadline_are_collected(registry, store):
     await registry.register(ENCODER, term=-700)
     await registry.register(PD, term=-10)
     await registry.declare_proxy("dead", -700)
@@ -130,9 +124,7 @@ async def test_only_registrations_long_past_their_deadline_are_collected(
     assert await store.control.execute("HKEYS", keys.WORKERS) == [b"pd 10.0.0.1:5000"]
 
 
-async def test_a_registration_that_cannot_be_read_hides_no_other(
-    registry: Registry, store: EmbeddingStore
-) -> None:
+async def test_a_registration_that_cannot_be_read_hides_no_other(registry, store):
     await registry.register(ENCODER)
     far = 9 * 10**15
     for name, raw in {"a": b"", "b": b"rubbish", "c": b"i\n\xff", "d": b"i\n\x80"}.items():
@@ -180,9 +172,7 @@ async def test_a_heartbeat_outlives_the_stores_absence(tmp_path: Path) -> None:
         server.stop()
 
 
-async def test_a_worker_is_not_registered_while_it_is_not_healthy(
-    store: EmbeddingStore,
-) -> None:
+async def test_a_worker_is_not_registered_while_it_is_not_healthy(store):
     healthy = False
     registry = Registry(store)
     heartbeat = Heartbeat(registry, ENCODER, interval=0.02, healthy=lambda: healthy)

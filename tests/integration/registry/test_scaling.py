@@ -4,12 +4,7 @@ import msgpack
 import pytest
 
 from triptych.base.scaling import PoolDemand, ScalingDecision, ScalingRules, SharedRules
-from triptych.registry.scaling import (
-    ScalingBoard,
-    unpack_decision,
-    unpack_demand,
-    unpack_rules,
-)
+from triptych.registry.scaling import ScalingBoard, unpack_decision, unpack_demand, unpack_rules
 from triptych.store import keys
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -131,9 +126,7 @@ def test_rules_that_make_no_sense_are_none(value: object) -> None:
     assert unpack_rules(msgpack.packb(value)) is None
 
 
-async def test_what_others_have_written_is_ignored_and_replaced(
-    store: EmbeddingStore, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_what_others_have_written_is_ignored_and_replaced(store, caplog):
     board = ScalingBoard(store)
     await board.publish("p1", "encoder", DEMAND, 5)
     await board.announce("encoder", THREE, 5)

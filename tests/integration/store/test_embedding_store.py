@@ -35,9 +35,7 @@ async def test_a_saved_item_is_loaded_byte_for_byte(store: EmbeddingStore) -> No
 
 @pytest.mark.parametrize("part_bytes", [codec.PART_BYTES, 5000], ids=["whole", "split"])
 @pytest.mark.parametrize("sizes", [(1, 6999), (3500, 3500), (7, 4993, 1, 1999)])
-async def test_a_value_is_received_into_memory_in_pieces(
-    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch, part_bytes: int, sizes: tuple[int, ...]
-) -> None:
+async def test_a_value_is_received_into_memory_in_pieces(store, monkeypatch, part_bytes, sizes):
     monkeypatch.setattr(codec, "PART_BYTES", part_bytes)
     plan = make_plan(rows=50, width=35)
     body = make_body(plan)
@@ -90,9 +88,7 @@ async def test_metadata_that_does_not_fit_the_header_is_refused_at_save(store: E
         await store.save(plan, make_body(plan), ttl=60)
 
 
-async def test_a_large_value_travels_in_parts_that_outlive_the_header(
-    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_large_value_travels_in_parts_that_outlive_the_header(store, monkeypatch):
     monkeypatch.setattr(codec, "PART_BYTES", 1 << 20)
     plan = make_plan(rows=1000, width=900)
     body = make_body(plan)
@@ -107,9 +103,7 @@ async def test_a_large_value_travels_in_parts_that_outlive_the_header(
     assert bytes(loaded.body) == body
 
 
-async def test_a_large_value_that_lost_a_part_is_missing_and_can_be_replaced(
-    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_large_value_that_lost_a_part_is_missing_and_can_be_replaced(store, monkeypatch):
     monkeypatch.setattr(codec, "PART_BYTES", 1 << 20)
     plan = make_plan(rows=1000, width=900)
     body = make_body(plan)
@@ -124,9 +118,7 @@ async def test_a_large_value_that_lost_a_part_is_missing_and_can_be_replaced(
     assert isinstance(await store.load(plan, fresh_buffer), Loaded)
 
 
-async def test_the_parts_of_a_save_that_came_second_are_removed(
-    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_parts_of_a_save_that_came_second_are_removed(store, monkeypatch):
     monkeypatch.setattr(codec, "PART_BYTES", 1 << 20)
     plan = make_plan(rows=1000, width=900)
     await store.save(plan, make_body(plan), ttl=100)

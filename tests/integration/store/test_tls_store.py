@@ -73,9 +73,7 @@ def test_saves_loads_and_leases_work_over_tls_with_client_certificates(
         runner.run(one_round_trip(with_tls_files(address, authority.client()), f"tls {version}"))
 
 
-async def test_values_in_parts_and_many_at_once_arrive_whole_over_tls(
-    store_url: str, authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_values_in_parts_and_many_at_once_arrive_whole_over_tls(store_url, authority, monkeypatch):
     monkeypatch.setattr(codec, "PART_BYTES", 300_001)
     with tls_in_front(store_url, authority.server()) as (_, address):
         url = with_tls_files(address, authority.client())
@@ -112,9 +110,7 @@ def refusing(
 
 @pytest.mark.parametrize("version", matrix([ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_2]))
 @pytest.mark.parametrize("why", REFUSED)
-async def test_a_connection_that_tls_refuses_says_what_helps(
-    store_url: str, tmp_path: Path, authority: Authority, why: str, version: ssl.TLSVersion
-) -> None:
+async def test_a_connection_that_tls_refuses_says_what_helps(store_url, tmp_path, authority, why, version):
     server, files = refusing(authority, tmp_path, why, version)
     with (
         tls_in_front(store_url, server) as (_, address),
@@ -154,9 +150,7 @@ async def test_a_store_with_tls_at_that_port_is_named_as_such(store_url: str, au
         await EmbeddingStore.connect(address.replace("rediss", "redis"), timeout=2)
 
 
-async def test_a_renewed_certificate_is_shown_by_the_next_connections(
-    store_url: str, authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_renewed_certificate_is_shown_by_the_next_connections(store_url, authority, monkeypatch):
     monkeypatch.setattr("triptych.base.rpc.tls.certificates.LOOK_SECONDS", 0.0)
     files = authority.client(expired=True)
     server = authority.server()
@@ -177,9 +171,7 @@ async def test_a_renewed_certificate_is_shown_by_the_next_connections(
         await store.close()
 
 
-async def test_a_tls_connection_that_breaks_under_way_never_cuts_a_value_short(
-    store_url: str, authority: Authority
-) -> None:
+async def test_a_tls_connection_that_breaks_under_way_never_cuts_a_value_short(store_url, authority):
     with tls_in_front(store_url, authority.server()) as (relay, address):
         store = await EmbeddingStore.connect(with_tls_files(address, authority.client()), timeout=30)
         plan = make_plan("tls cut", rows=4000, width=128)

@@ -165,9 +165,7 @@ def no_weights(*_: object, **__: object) -> None:
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 @pytest.mark.parametrize("wrong", ROWS)
-def test_what_cannot_be_served_is_one_line_with_the_remedy_before_the_weights(
-    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_served_is_one_line_with_the_remedy_before_the_weights(wrong, tmp_path, monkeypatch):
     damage, words, sides = ROWS[wrong]
     for module in (encoder, decoder):
         monkeypatch.setattr(module, "load_side", no_weights)

@@ -16,7 +16,6 @@ from support.zoo.checkpoint import checkpoint
 from support.zoo.engine import Served
 from support.zoo.status import SERVED
 from triptych.base.errors import ConfigError
-from triptych.store.embedding_store import EmbeddingStore
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -97,18 +96,13 @@ def test_a_class_that_ranks_cannot_share_is_refused_by_name(name: str) -> None:
 
 
 def test_experts_that_are_not_summed_are_noticed() -> None:
-    with (
-        mock.patch.object(torch.nn.Module, "register_forward_hook"),
-        pytest.raises(AssertionError),
-    ):
+    with mock.patch.object(torch.nn.Module, "register_forward_hook"), pytest.raises(AssertionError):
         check_equals_one_rank("Qwen3VLMoeForConditionalGeneration")
 
 
 @_SLOW
 @pytest.mark.parametrize("family", ["Glm4vMoe", "Llama4"])
-async def test_two_processes_answer_as_generate_does(
-    family: str, store_url: str, store: EmbeddingStore
-) -> None:
+async def test_two_processes_answer_as_generate_does(family, store_url, store):
     case = Case.open(f"{family}ForConditionalGeneration", 16)
     recipe, path, encoder = case.served.recipe, case.served.path, case.served.encoder
     async with rank_pair(path, store_url, lambda share: Served(recipe, path, encoder, share)) as (cell, _):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -12,10 +13,36 @@ import pytest
 
 from support.hostile.quota_scenarios import RETRIEVAL, SCENARIOS
 from support.hostile.two_tenants import two_tenants
-from support.quota_page import FILES, table
 from support.waiting import until
-from triptych.base.config import ProxyConfig
+from triptych.base.config import ProxyConfig, format_size
+from triptych.proxy.quotas.quota import QuotaSpec
 from triptych.proxy.quotas.table import quota_specs
+
+#: Files that the proxy of the table may open.
+FILES = 65536
+_HEAD = (
+    "| quota | of | capacity | one may have | a claim waits | without progress | in total | above it |",
+    "| --- | --- | --- | --- | --- | --- | --- | --- |",
+)
+
+
+def table(specs: Iterable[QuotaSpec]) -> str:
+    """The quotas as a Markdown table."""
+    return "\n".join([*_HEAD, *(_row(spec) for spec in specs)]) + "\n"
+
+
+def _row(spec: QuotaSpec) -> str:
+    size = format_size(spec.capacity) if spec.unit == "bytes" else f"{spec.capacity} {spec.unit}"
+    capacity = f"`{spec.flag}`: {size}" if spec.flag else size
+    share = max(int(spec.capacity * spec.share), spec.largest)
+    one = format_size(share) if spec.unit == "bytes" else str(share)
+    waits = (_seconds(seconds) for seconds in (spec.wait_seconds, spec.idle_seconds, spec.total_seconds))
+    return f"| `{spec.name}` | {spec.per} | {capacity} | {one} | {' | '.join(waits)} | {spec.above} |"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:g} s" if seconds else "-"
+
 
 PAGE = Path(__file__).parents[3] / "docs" / "limits.md"
 BEGIN, END = "<!-- quotas: begin -->\n", "<!-- quotas: end -->"

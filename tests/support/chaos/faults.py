@@ -21,11 +21,7 @@ _PATCH = [str(Path(__file__).parents[1] / "engine_faults"), str(Path(__file__).p
 def environment(folder: Path) -> dict[str, str]:
     """What a cluster gets whose engines may be harmed by orders in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    return {
-        **patched(),
-        "TRIPTYCH_TEST_FAULTS": str(folder),
-        "TRIPTYCH_STALL_TIMEOUT": str(STALL),
-    }
+    return {**patched(), "TRIPTYCH_TEST_FAULTS": str(folder), "TRIPTYCH_STALL_TIMEOUT": str(STALL)}
 
 
 def gated(folder: Path) -> dict[str, str]:
@@ -35,11 +31,7 @@ def gated(folder: Path) -> dict[str, str]:
 
 def sleeping(*, tower: float = 0.0, step: float = 0.0) -> dict[str, str]:
     """What a cluster gets whose towers sleep so many seconds for each item, and PD workers in each step."""
-    return {
-        **patched(),
-        "TRIPTYCH_TEST_TOWER_SECONDS": str(tower),
-        "TRIPTYCH_TEST_STEP_SECONDS": str(step),
-    }
+    return {**patched(), "TRIPTYCH_TEST_TOWER_SECONDS": str(tower), "TRIPTYCH_TEST_STEP_SECONDS": str(step)}
 
 
 def patched() -> dict[str, str]:

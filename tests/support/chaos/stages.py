@@ -93,11 +93,7 @@ def _closed(gate: Path) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def caught(
-    cluster: Cluster,
-    streams: Streams,
-    what: str,
-    holds: Callable[[], Any],
-    pool: str = "pd",
+    cluster: Cluster, streams: Streams, what: str, holds: Callable[[], Any], pool: str = "pd"
 ) -> AsyncIterator[None]:
     """Opens the gate, and stops the pool once `holds`.
 

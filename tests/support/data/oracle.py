@@ -168,10 +168,7 @@ def hidden_states(
 
 
 def assert_exact(
-    results: Sequence[OracleResult],
-    outputs: Iterable[Sequence[int]],
-    *,
-    min_distinct: int = MIN_DISTINCT,
+    results: Sequence[OracleResult], outputs: Iterable[Sequence[int]], *, min_distinct: int = MIN_DISTINCT
 ) -> None:
     """Every output equals the reference, or first differs at a tie; at most 1 % of them differ."""
     outputs = [list(output) for output in outputs]

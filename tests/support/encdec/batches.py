@@ -59,11 +59,7 @@ def varied(checkpoint: EncDecCheckpoint, family: str, count: int) -> Iterator[tu
 
 
 def answers_in_batches(
-    family: str,
-    counts: Sequence[int],
-    device: str = "cpu",
-    backend: str = "auto",
-    decode_graphs: str = "off",
+    family: str, counts: Sequence[int], device: str = "cpu", backend: str = "auto", decode_graphs: str = "off"
 ) -> None:
     """Batches of each size, from every place in the list of inputs, equal what each input gives alone."""
     checkpoint = checkpoint_of(family, device)

@@ -34,12 +34,7 @@ class DecodeSteps:
     """A decoder over a cache whose last block is spare."""
 
     def __init__(
-        self,
-        decoder: DecoderSide,
-        backend: GraphBackend,
-        *,
-        blocks: int = 260,
-        attention: str = "sdpa",
+        self, decoder: DecoderSide, backend: GraphBackend, *, blocks: int = 260, attention: str = "sdpa"
     ) -> None:
         geometry = decoder.geometry
         self.decoder = decoder

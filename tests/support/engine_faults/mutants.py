@@ -1,7 +1,7 @@
 """In a worker's process: embeddings and positions as a wrong engine would have them, while a test says so.
 
 The file that TRIPTYCH_TEST_MUTANT names holds the mutant that is in force, and the decoder's width; no file:
-none is. `support.chaos.mutants` writes it.
+none is. `tests/e2e/test_features_together.py` writes it.
 """
 
 from __future__ import annotations

@@ -133,14 +133,7 @@ class FakeWorker:
             capacity["row_width"] = self.row_width
         incarnation = f"i{self.incarnation}"
         info = WorkerInfo(
-            self.address,
-            self.pool,
-            incarnation,
-            self.model_key,
-            MODEL,
-            namespaces,
-            capacity,
-            self.modality,
+            self.address, self.pool, incarnation, self.model_key, MODEL, namespaces, capacity, self.modality
         )
         return InternalToken(self.token).signed(info) if self.token else info
 

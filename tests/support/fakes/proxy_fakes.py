@@ -23,10 +23,7 @@ from triptych.base.rpc.channels import listen, make_server
 from triptych.base.rpc.tls.certificates import Certificates
 from triptych.base.tracing.tracer import Tracer
 from triptych.base.types import WorkerInfo
-from triptych.protos import (
-    encoder_pb2,
-    proxy_pb2_grpc,
-)
+from triptych.protos import encoder_pb2, proxy_pb2_grpc
 from triptych.proxy.auth.keys import KeyRing
 from triptych.proxy.auth.limits import PrincipalLimits
 from triptych.proxy.auth.middleware import Authenticator, AuthMiddleware
@@ -199,10 +196,7 @@ class FakeCluster:
             await worker.start()
 
     async def _start_grpc(
-        self,
-        admission: GrpcAdmission,
-        front_door: Certificates | None,
-        timeout: float,
+        self, admission: GrpcAdmission, front_door: Certificates | None, timeout: float
     ) -> None:
         self.grpc_server = make_server(interceptors=[admission], options=server_options(self.quotas))
         servicer = ProxyServicer(self.dispatcher, self.pool, max_images=8, timeout=timeout)

@@ -85,7 +85,7 @@ class MadeUp:
                     "what": f"An encoder stopped answering {self.text}",
                     "remedy": f"Its jobs went to another encoder; look at its log. {self.text}",
                     "where": "10.0.0.7:50051",
-                },
+                }
             ],
         }
 

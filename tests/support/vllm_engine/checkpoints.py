@@ -9,11 +9,7 @@ from typing import Any
 from support.data.checkpoints import build_checkpoint
 
 #: The most items of each modality in a request; a modality that a family lacks must not be named.
-LIMITS = {
-    "qwen3_vl": {"image": 8, "video": 0},
-    "qwen2_5_vl": {"image": 8, "video": 0},
-    "llava": {"image": 8},
-}
+LIMITS = {"qwen3_vl": {"image": 8, "video": 0}, "qwen2_5_vl": {"image": 8, "video": 0}, "llava": {"image": 8}}
 #: vLLM 0.32 knows LLaVA's keys as hubs have them, and not as transformers 5 writes them.
 _VARIANTS = {"llava": "wide+hub"}
 

@@ -100,9 +100,7 @@ class VllmServer:
             **options,
         }
         request = urllib.request.Request(
-            f"{self.url}/v1/chat/completions",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
+            f"{self.url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         try:
             with urllib.request.urlopen(request, timeout=_REPLY) as reply:

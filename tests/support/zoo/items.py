@@ -6,17 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from support.zoo.recipe import (
-    AUDIO,
-    AUDIO_END,
-    AUDIO_START,
-    BREAK,
-    END,
-    FIRST_TILE,
-    IMAGE,
-    START,
-    Item,
-)
+from support.zoo.recipe import AUDIO, AUDIO_END, AUDIO_START, BREAK, END, FIRST_TILE, IMAGE, START, Item
 
 #: Grids of the items 0, 1 and 2, in patches.
 GRIDS = ((1, 4, 6), (1, 8, 4), (1, 6, 6))

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from support.zoo.items import (
-    grid_item,
-    placed_item,
-    square_item,
-    with_newlines_item,
-)
+from support.zoo.items import grid_item, placed_item, square_item, with_newlines_item
 from support.zoo.recipe import (
     AUDIO,
     AUDIO_END,

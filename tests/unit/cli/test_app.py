@@ -1,20 +1,26 @@
-"""The command line: help, errors of a start, and extras that are missing."""
+"""The command line, and the command that runs all of it here."""
 
 from __future__ import annotations
 
+import hashlib
+import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import soundfile
 from click.testing import CliRunner
 
+from support.data.checkpoints import build_checkpoint
 from support.matrix import matrix
 from support.options import assert_refused, triptych
 from triptych.apps.cli.app import app
 from triptych.apps.launch.model_path import DEMO_MODEL
 from triptych.base.config import ClusterConfig, EncoderConfig, PDConfig, ProxyConfig, ServeConfig
 from triptych.base.config.flags import flags_of
+from triptych.models.identity import model_identity
 
 
 @pytest.mark.parametrize("command", ["serve", "proxy", "encoder", "pd", "check"])
@@ -62,12 +68,6 @@ def test_a_service_alone_needs_a_store():
 def test_memory_that_does_not_fit_is_an_error_with_the_sum():
     result = triptych("serve", str(DEMO_MODEL), "--kv-memory", "900TiB", "--port", "0", "--grpc-port", "0")
     assert_refused(result, "needs", "are available", "--kv-memory", "together")
-
-
-@pytest.mark.parametrize("command", ["serve", "check"])
-def test_ranks_where_there_can_be_none_are_refused_by_an_error(command: str):
-    words = (command, str(DEMO_MODEL), "--tensor-parallel", "2")
-    assert_refused(triptych(*words, "--topology", "colocated"), "--tensor-parallel 2", "--topology epd")
 
 
 def test_heads_that_cannot_be_divided_among_the_ranks_are_an_error_that_names_what_can():
@@ -145,3 +145,54 @@ def test_the_doctor_of_a_core_install_says_what_a_worker_needs():
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "is not installed: no more is known here" in ran.stdout
     assert "pip install 'triptych[worker]'" in ran.stdout
+
+
+def test_tones_are_written_to_a_file(tmp_path):
+    made = triptych("tones", "5551234", "-o", str(tmp_path / "tones.wav"))
+    assert (made.returncode, made.stderr) == (0, "")
+    assert soundfile.info(tmp_path / "tones.wav").duration == pytest.approx(2.45, abs=0.01)
+
+
+@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"model_revision": "a" * 40}, {}])
+def test_the_namespace_is_that_of_encoder_workers_with_the_same_options(options):
+    model = build_checkpoint("qwen3_vl")
+    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+    result = CliRunner().invoke(app, ["namespace", str(model), *words])
+    identity = model_identity(
+        model, dtype=options.get("dtype", "float32"), revision=options.get("model_revision", "")
+    )
+    assert result.output == identity.namespace + "\n"
+
+
+def test_a_made_key_goes_to_the_file_and_is_shown_beside_it():
+    made = triptych("key", "alice")
+    assert re.fullmatch(r"alice sha256:[0-9a-f]{64}\n", made.stdout)
+    assert re.search(r"tk-[A-Za-z0-9_-]{43}\n", made.stderr)
+    assert_refused(triptych("key", "al ice"), "not a valid name")
+
+
+def test_certificates_are_made_and_the_flags_that_name_them_are_said(tmp_path):
+    made = triptych("cert", str(tmp_path / "tls"), "--host", "10.0.0.6", "--host", "models.example.com")
+    assert (made.returncode, made.stderr) == (0, "")
+    assert f"--tls-cert-file {tmp_path}/tls/cert.pem --tls-key-file {tmp_path}/tls/key.pem" in made.stdout
+    assert f"--http-cert-file {tmp_path}/tls/cert.pem" in made.stdout
+    assert f"--ca-file {tmp_path}/tls/ca.pem" in made.stdout
+    assert_refused(triptych("cert", str(tmp_path / "other"), "--host", "http://x"), "--host 'http://x'")
+
+
+def test_store_acl_prints_the_users_with_hashes_of_the_passwords_in_files(tmp_path: Path) -> None:
+    words = []
+    for role in ("proxy", "encoder", "pd", "vllm"):
+        (tmp_path / role).write_text(f"{role} hush\n")
+        words += [f"--{role}-password-file", str(tmp_path / role)]
+    found = CliRunner().invoke(app, ["store", "acl", *words])
+    assert found.exit_code == 0
+    assert "hush" not in found.output
+    for role in ("proxy", "encoder", "pd", "vllm"):
+        hashed = hashlib.sha256(f"{role} hush".encode()).hexdigest()
+        assert f"user triptych-{role} reset on #{hashed} " in found.output
+
+
+def test_a_password_file_of_a_role_that_cannot_be_read_is_named_by_its_flag(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing")
+    assert_refused(triptych("store", "acl", "--pd-password-file", missing), "--pd-password-file", "be read")

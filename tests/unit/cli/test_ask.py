@@ -76,9 +76,7 @@ def test_what_is_asked_can_be_chosen(monkeypatch: pytest.MonkeyPatch):
     ],
     ids=["gRPC", "no TLS", "TLS"],
 )
-def test_a_port_of_another_kind_is_one_sentence_with_what_it_may_be(
-    scheme: str, first_bytes: bytes, remedy: str
-) -> None:
+def test_a_port_of_another_kind_is_one_sentence_with_what_it_may_be(scheme, first_bytes, remedy):
     def serve(listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:

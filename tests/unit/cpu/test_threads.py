@@ -74,9 +74,7 @@ def test_a_pod_that_requests_cpus_without_a_limit_computes_with_those_alone(monk
 
 
 @pytest.mark.usefixtures("pod_of_four")
-def test_a_pod_of_four_cpus_on_64_cores_starts_encoders_for_four(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_a_pod_of_four_cpus_on_64_cores_starts_encoders_for_four(monkeypatch, tmp_path):
     monkeypatch.setattr(serve, "check_memory", lambda config: {})
     chosen, _ = serve.share_machine(ServeConfig())
     assert (chosen.encoders, chosen.encoder_threads) == (WorkerRange.fixed(4), 1)
@@ -186,9 +184,7 @@ def test_a_services_environment_is_complete_before_it_imports_torch() -> None:
 @pytest.mark.parametrize(
     ("given", "expected"), [({}, "expandable_segments:True"), ({"PYTORCH_CUDA_ALLOC_CONF": "x"}, None)]
 )
-def test_torchs_memory_is_configured_and_a_users_setting_counts(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], expected: str | None
-) -> None:
+def test_torchs_memory_is_configured_and_a_users_setting_counts(monkeypatch, given, expected):
     monkeypatch.setattr(os, "environ", dict(given))
     library_environment()
     assert os.environ.get("PYTORCH_ALLOC_CONF") == expected

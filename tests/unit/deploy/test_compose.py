@@ -29,15 +29,7 @@ SIZE = {"type": "string", "pattern": "^[0-9]+[kmg]$"}
 SERVICE = {
     "type": "object",
     "additionalProperties": False,
-    "required": [
-        "image",
-        "command",
-        "user",
-        "read_only",
-        "cap_drop",
-        "security_opt",
-        "mem_limit",
-    ],
+    "required": ["image", "command", "user", "read_only", "cap_drop", "security_opt", "mem_limit"],
     "oneOf": [{"required": ["networks"]}, {"required": ["network_mode"]}],
     "properties": {
         "image": {"type": "string"},

@@ -118,9 +118,7 @@ def test_before_it_is_initialized_a_runner_has_no_connector(runner: Runner) -> N
         runner.get_ec_transfer()
 
 
-def test_a_runner_has_one_connector_and_after_a_shutdown_another(
-    runner: Runner, config: ECTransferConfig
-) -> None:
+def test_a_runner_has_one_connector_and_after_a_shutdown_another(runner, config):
     first = runner.ensure_ec_transfer_initialized(config, WORKER)
     assert first.role is WORKER
     assert runner.ensure_ec_transfer_initialized(config, WORKER) is first is runner.get_ec_transfer()
@@ -130,9 +128,7 @@ def test_a_runner_has_one_connector_and_after_a_shutdown_another(
     assert runner.ensure_ec_transfer_initialized(config, WORKER) is not first
 
 
-def test_two_runners_of_one_process_have_connectors_of_their_own(
-    runner: Runner, config: ECTransferConfig
-) -> None:
+def test_two_runners_of_one_process_have_connectors_of_their_own(runner, config):
     other = Runner()
     first = runner.ensure_ec_transfer_initialized(config, WORKER)
     assert other.ensure_ec_transfer_initialized(config, WORKER) is not first
@@ -146,9 +142,7 @@ def test_without_a_connector_both_calls_do_nothing(runner: Runner) -> None:
         assert output is None
 
 
-def test_saves_and_loads_go_through_the_connector_and_loads_come_before_the_body(
-    runner: Runner, config: ECTransferConfig
-) -> None:
+def test_saves_and_loads_go_through_the_connector_and_loads_come_before_the_body(runner, config):
     runner.ensure_ec_transfer_initialized(config, WORKER)
     item = entry()
     key = item.plan.mm_hash
@@ -159,7 +153,6 @@ def test_saves_and_loads_go_through_the_connector_and_loads_come_before_the_body
     with runner.maybe_get_ec_connector_output(step, cache) as output:
         assert runner.get_ec_transfer().metadata is orders
         assert cache[key] is item
-    assert output is not None
     assert (output.saved, list(output.fetched), output.loaded) == ([key], [key], [key])
     assert runner.get_ec_transfer().metadata is None
 
@@ -172,9 +165,7 @@ def test_the_metadata_is_cleared_when_the_body_raises(runner: Runner, config: EC
     assert runner.get_ec_transfer().metadata is None
 
 
-def test_transfers_that_cannot_be_started_fail_their_loads_and_not_the_step(
-    runner: Runner, config: ECTransferConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_transfers_that_cannot_be_started_fail_their_loads_and_not_the_step(runner, config, monkeypatch):
     connector = runner.ensure_ec_transfer_initialized(config, WORKER)
     item = entry()
     key = item.plan.mm_hash
@@ -189,6 +180,5 @@ def test_transfers_that_cannot_be_started_fail_their_loads_and_not_the_step(
             SimpleNamespace(ec_connector_metadata=orders), {}
         ) as output:
             pass
-    assert output is not None
     assert [failure.mm_hash for failure in output.failed] == [key]
     assert output.generations == {key: 7}

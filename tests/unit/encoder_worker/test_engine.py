@@ -20,14 +20,7 @@ from triptych.base.errors import InternalError, InvalidRequest
 from triptych.ec_connector.base import EncoderOutput
 from triptych.ec_connector.connectors.host_buffers import PinnedMemory
 from triptych.encoder_worker import host_copier
-from triptych.encoder_worker.engine import (
-    BatchDone,
-    Encoded,
-    EngineEvent,
-    Saved,
-    TowerItem,
-    Unsaved,
-)
+from triptych.encoder_worker.engine import BatchDone, Encoded, EngineEvent, Saved, TowerItem, Unsaved
 from triptych.models.base import PreparedItem
 
 
@@ -218,7 +211,6 @@ def test_a_kept_output_does_not_use_the_tower(b: Bench) -> None:
     b.encode([item("a")])
     b.take(3)
     kept = b.outputs.get("a")
-    assert kept is not None
     b.encode([TowerItem(kept.plan, None, kept, "", lambda: True)])
     done = [e for e in b.take(3) if isinstance(e, BatchDone)]
     assert (done[0].items, done[0].calls) == (0, 0)
@@ -305,9 +297,7 @@ def test_an_item_that_cannot_be_answered_keeps_no_other_from_its_answer(b: Bench
     assert isinstance(events[-1], BatchDone)
 
 
-def test_a_batch_that_cannot_begin_is_answered_and_the_engine_lives_on(
-    b: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_cannot_begin_is_answered_and_the_engine_lives_on(b, monkeypatch):
     step = b.engine._step
 
     def fail_once(batch: Sequence[TowerItem]) -> None:
@@ -324,9 +314,7 @@ def test_a_batch_that_cannot_begin_is_answered_and_the_engine_lives_on(
     assert any(isinstance(event, Saved) for event in b.take(3))
 
 
-def test_a_save_whose_output_cannot_be_unpinned_keeps_no_other_from_its_answer(
-    b: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_whose_output_cannot_be_unpinned_keeps_no_other_from_its_answer(b, monkeypatch):
     unpin = b.outputs.unpin
 
     def fail_on_a(mm_hash: str) -> None:
@@ -372,9 +360,7 @@ def test_an_item_that_is_refused_is_logged_with_its_trace(b: Bench, caplog: pyte
 
 
 @pytest.mark.parametrize("finite", [True, False, None])
-def test_the_pass_that_serves_an_output_says_whether_it_is_finite(
-    b: Bench, monkeypatch: pytest.MonkeyPatch, finite: bool | None
-) -> None:
+def test_the_pass_that_serves_an_output_says_whether_it_is_finite(b, monkeypatch, finite):
     served = list[str]()
 
     def serve(output: EncoderOutput) -> bool | None:
@@ -389,9 +375,7 @@ def test_the_pass_that_serves_an_output_says_whether_it_is_finite(
     assert refused == {True: set(), False: {"a", "infinite"}, None: {"infinite"}}[finite]
 
 
-def test_an_output_that_cannot_be_served_is_checked_and_saved(
-    b: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_output_that_cannot_be_served_is_checked_and_saved(b, monkeypatch):
     def broken(output: EncoderOutput) -> bool | None:
         raise OSError("no memory file")
 

@@ -98,7 +98,6 @@ def ordered(pixels: np.ndarray, patch: int, merge: int) -> np.ndarray:
 
 def kernel(instructions: int = 2) -> PictureKernel:
     loaded = PictureKernel.load()
-    assert loaded is not None
     return PictureKernel(loaded.library, instructions)
 
 
@@ -119,9 +118,7 @@ RESIZES = [
 @pytest.mark.parametrize("instructions", [0, 1, 2])
 @pytest.mark.parametrize("resample", sorted(FILTERS))
 @pytest.mark.parametrize(("before", "after"), RESIZES)
-def test_a_resized_picture_is_pillows(
-    before: tuple[int, int], after: tuple[int, int], resample: int, instructions: int
-) -> None:
+def test_a_resized_picture_is_pillows(before, after, resample, instructions):
     pixels = noise(*before)
     expected = np.asarray(Image.fromarray(pixels).resize(after, resample)).transpose(2, 0, 1)
     assert np.array_equal(kernel(instructions).levels(pixels, after, resample, after)[0], expected)

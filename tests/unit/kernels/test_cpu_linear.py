@@ -1,4 +1,4 @@
-"""Few rows by a blocked weight equal torch's formulas, with what stands before and after the product."""
+"""The CPU's linear layers and heads."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from triptych.kernels import cpu_heads
 from triptych.kernels import cpu_linear as kernel
 from triptych.kernels.library import kernel_library
 from triptych.models.weights import prepack
@@ -17,8 +18,8 @@ EPSILON = 1e-6
 pytestmark = pytest.mark.skipif(kernel_library() is None, reason="no compiled kernels")
 
 
-def draw(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+def draw(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def blocked(weight: torch.Tensor) -> torch.Tensor:
@@ -40,9 +41,7 @@ def check(found: torch.Tensor, expected: torch.Tensor, atol: float = 2e-2) -> No
 @pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
 @pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, 13, 16, 32])
 @pytest.mark.parametrize("sizes", [(64, 2), (128, 34), (192, 520)])
-def test_every_instruction_set_gives_the_product(
-    rows: int, sizes: tuple[int, int], instructions: int
-) -> None:
+def test_every_instruction_set_gives_the_product(rows, sizes, instructions):
     outs, ins = sizes
     x, weight, bias = among_nan(draw(rows, ins)), draw(outs, ins, seed=1), draw(outs, seed=2)
     packed = blocked(weight)
@@ -122,9 +121,7 @@ def layer(outs: int = 256, ins: int = 256) -> nn.Linear:
 @pytest.mark.skipif(
     not prepack.can_prepack(torch.device("cpu"), torch.bfloat16), reason="no blocked bfloat16 weights"
 )
-def test_a_prepacked_layer_gives_few_rows_to_the_kernel_and_others_to_onednn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_prepacked_layer_gives_few_rows_to_the_kernel_and_others_to_onednn(monkeypatch):
     plain, calls = layer(), []
     packed = PrepackedLinear(plain)
     inner = prepack.multiply
@@ -150,3 +147,101 @@ def test_a_layout_that_is_not_known_is_left_to_onednn(monkeypatch: pytest.Monkey
     other = torch.ops.mkldnn._reorder_linear_weight(draw(256, 256, seed=5))
     assert not prepack._in_known_blocks(layer().weight.detach(), other)
     assert not PrepackedLinear(layer(outs=96)).takes(draw(1, 256))
+
+
+SETS = range(cpu_heads.WIDEST + 1)
+
+
+def among_nan_heads(x: torch.Tensor) -> torch.Tensor:
+    """A view of x [T, heads, dim] in memory that is NaN before and behind each token's heads."""
+    tokens, heads, dim = x.shape
+    memory = torch.full((tokens, heads * dim + 6), float("nan"), dtype=x.dtype)
+    view = memory[:, 3:-3].view(tokens, heads, dim)
+    return view.copy_(x)
+
+
+def expected(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, norm: torch.Tensor | None
+) -> torch.Tensor:
+    x, cos, sin = x.float(), cos.float(), sin.float()
+    if norm is not None:
+        x = functional.rms_norm(x, x.shape[-1:], None, EPSILON) * norm.float()
+    return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
+
+
+@pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 1, 2), (3, 5, 34), (9, 3, 80), (21, 2, 128)])
+@pytest.mark.parametrize("normed", [True, False], ids=["norm", "no norm"])
+def test_every_instruction_set_rotates_heads_and_nothing_beside_them(sizes, dtype, normed, instructions):
+    tokens, heads, dim = sizes
+    x, norm = draw(*sizes, dtype=dtype), draw(heads, dim, dtype=dtype, seed=1) if normed else None
+    cos, sin = draw(2, tokens, 1, dim, dtype=dtype, seed=2)
+    found = among_nan_heads(x)
+    cpu_heads.rotate(found, cos, sin, norm, EPSILON, instructions=instructions)
+    error = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(found.float(), expected(x, cos, sin, norm), atol=error, rtol=error)
+    assert found._base is not None and int(found._base.isnan().sum()) == 6 * tokens
+
+
+@pytest.mark.parametrize("instructions", SETS)
+def test_huge_heads_overflow_as_torchs_do_and_nan_stays_in_its_head(instructions: int) -> None:
+    x = draw(2, 3, 32, dtype=torch.float32)
+    x[0, 0], x[0, 1, 3] = 3e38, float("nan")
+    norm = draw(3, 32, dtype=torch.float32, seed=1)
+    cos, sin = draw(2, 2, 1, 32, dtype=torch.float32, seed=2)
+    for weight in (norm, None):
+        found = x.clone()
+        cpu_heads.rotate(found, cos, sin, weight, EPSILON, instructions=instructions)
+        torch.testing.assert_close(found, expected(x, cos, sin, weight), equal_nan=True)
+
+
+@pytest.mark.parametrize("threads", [2, 5])
+def test_threads_change_no_number_and_write_all_tokens(threads: int) -> None:
+    x, before = draw(23, 3, 16, dtype=torch.float32), torch.get_num_threads()
+    cos, sin = draw(2, 23, 1, 16, dtype=torch.float32, seed=2)
+    alone, together = x.clone(), x.clone()
+    caches = torch.zeros(2, 2, 3, 40, 16)
+    slots = torch.randperm(40, generator=torch.Generator().manual_seed(0))[:23]
+    try:
+        for count, out, cache in ((1, alone, caches[0]), (threads, together, caches[1])):
+            torch.set_num_threads(count)
+            cpu_heads.rotate(out, cos, sin)
+            cpu_heads.write_cache(cache[0], cache[1], slots, x, x + 1)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(alone, together) and torch.equal(caches[0], caches[1])
+    assert torch.equal(caches[1, 0][:, slots], x.transpose(0, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_keys_and_values_of_other_widths_are_written_to_their_slots_alone(dtype: torch.dtype) -> None:
+    keys, values = (torch.full((2, 9, dim), float("nan"), dtype=dtype) for dim in (8, 5))
+    key, value = (
+        among_nan_heads(draw(3, 2, 8, dtype=dtype)),
+        draw(2, 3, 5, dtype=dtype, seed=1).transpose(0, 1),
+    )
+    slots = torch.tensor([7, 0, 4])
+    cpu_heads.write_cache(keys, values, slots, key, value)
+    assert torch.equal(keys[:, slots], key.transpose(0, 1)) and torch.equal(
+        values[:, slots], value.transpose(0, 1)
+    )
+    others = [slot for slot in range(9) if slot not in slots.tolist()]
+    assert keys[:, others].isnan().all() and values[:, others].isnan().all()
+
+
+@pytest.mark.parametrize("slot", [-1, 9])
+def test_a_slot_outside_of_the_cache_is_an_error_and_nothing_is_written(slot: int) -> None:
+    rows, new = torch.zeros(2, 9, 4), torch.ones(2, 2, 4)
+    with pytest.raises(IndexError, match="outside of the cache's 9"):
+        cpu_heads.write_cache(rows, rows.clone(), torch.tensor([1, slot]), new, new)
+    assert not rows.any()
+
+
+def test_an_odd_width_is_refused_and_what_does_not_fit_is_known() -> None:
+    with pytest.raises(ValueError, match="does not take"):
+        cpu_heads.rotate(torch.zeros(1, 1, 3), torch.zeros(1, 1, 3), torch.zeros(1, 1, 3))
+    rows, new = torch.zeros(2, 9, 4), torch.ones(3, 2, 4)
+    assert cpu_heads.fits(rows, new)
+    for other in (new.bfloat16(), torch.ones(3, 1, 4), torch.ones(3, 2, 5), torch.ones(3, 2, 8)[..., ::2]):
+        assert not cpu_heads.fits(rows, other)

@@ -1,8 +1,11 @@
-"""A worker's device: what it runs, copies, and what loses it."""
+"""Devices, and what is required of a GPU."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,9 +125,7 @@ def test_the_thread_of_an_engine_selects_its_gpu_before_its_first_step(cuda: Fak
     assert engine.devices == ["cuda:1"] and "engine" in cuda.selected
 
 
-def test_only_the_devices_allocator_makes_a_copy_fail_for_memory(
-    meta: FakeCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_devices_allocator_makes_a_copy_fail_for_memory(meta, monkeypatch):
     def full(*_: object, **__: object) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
@@ -215,3 +216,53 @@ def test_a_device_without_memory_is_named_to_the_client_and_is_not_lost() -> Non
     assert isinstance(error, InternalError) and "cuda:0 had no free memory for a step" in error.message
     assert failure_of(other, ON_CUDA, "a step") is other
     check_device(full, CPU)
+
+
+ROOT = Path(__file__).parents[3]
+
+#: Prints the imported distributions that neither torch nor the list brings.
+_IMPORTS = """
+import importlib, importlib.metadata as metadata, importlib.util, pathlib, re, sys, warnings
+
+warnings.simplefilter("ignore")
+
+def name_of(text):
+    return re.sub(r"[-_.]+", "-", re.match(r"[\\w.-]+", text).group()).lower()
+
+def closure(names):
+    seen, left = set(), [name_of(name) for name in names]
+    while left:
+        name = left.pop()
+        if name in seen:
+            continue
+        try:
+            needs = metadata.distribution(name).requires or []
+        except metadata.PackageNotFoundError:
+            continue  # for another platform
+        seen.add(name)
+        left += [name_of(need) for need in needs if "extra ==" not in need]
+    return seen
+
+for file in pathlib.Path("benchmarks/gpu").glob("*.py"):
+    importlib.import_module(f"benchmarks.gpu.{file.stem}")
+for number, file in enumerate(sorted(pathlib.Path("tests/gpu").glob("test_*.py"))):
+    spec = importlib.util.spec_from_file_location(f"gpu{number}", file)
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+# Of several distributions nothing says which one was imported.
+owners = {top: given[0] for top, given in metadata.packages_distributions().items() if len(given) == 1}
+used = {name_of(owners[top]) for top in {module.split(".")[0] for module in sys.modules} if top in owners}
+lines = [line for line in open("tests/gpu/requirements.txt").read().splitlines() if line[:1] not in ("", "#")]
+# gRPC and httpx2 import the last two where they are.
+optional = {"triptych", "setuptools", "grpcio-tools", "sniffio"}
+print(*sorted(used - closure([*lines, "torch"]) - optional))
+"""
+
+
+def test_the_list_of_wheels_has_all_that_tests_and_benchmarks_of_a_gpu_import() -> None:
+    command = [sys.executable, "-c", _IMPORTS]
+    path = f"{ROOT / 'tests'}:{ROOT}"
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120, env={"PYTHONPATH": path, "PATH": ""}
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []

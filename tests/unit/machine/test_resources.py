@@ -1,13 +1,18 @@
-"""What a process may use, read from faked file trees of hosts, pods and containers, both cgroup versions."""
+"""Resources of the machine, and the load of a worker."""
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
-from support.machine_files import V2, FakeMachine
+from triptych.base.engine_beat import BUSY_SECONDS, BusyClock
 from triptych.base.machine import resources as machine
+from triptych.base.machine.gpu_load import gpu_reader, read_gpu
 from triptych.base.machine.resources import (
     allowed_cpus,
     available_memory,
@@ -17,6 +22,31 @@ from triptych.base.machine.resources import (
     threads_of_one_worker,
     usable_cpus,
 )
+from triptych.base.machine.worker_load import GpuLoad, WorkerLoad, decode_load, read_load
+
+V2 = "31 23 0:28 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
+
+
+class FakeMachine:
+    """`cgroups` are the lines of /proc/self/cgroup, `mounts` those of /proc/self/mountinfo."""
+
+    def __init__(self, root: Path, *, cgroups: str = "0::/", mounts: str = V2, meminfo: str = "") -> None:
+        self.root = root
+        self._write("proc/self/cgroup", cgroups)
+        self._write("proc/self/mountinfo", "22 1 0:20 / /proc rw - proc proc rw\n" + mounts)
+        self._write("proc/meminfo", meminfo or "MemTotal: 999 kB\nMemAvailable: 8388608 kB\n")
+
+    def group(self, folder: str, files: Mapping[str, object]) -> FakeMachine:
+        """Files of one cgroup, or of any other folder."""
+        for name, content in files.items():
+            self._write(f"{folder}/{name}", f"{content}\n")
+        return self
+
+    def _write(self, name: str, content: str) -> None:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+
 
 GIB = 1 << 30
 V1 = "\n".join(
@@ -45,9 +75,7 @@ def test_a_machine_without_cgroups_is_as_large_as_the_affinity(tmp_path: Path):
         ("?", 64),
     ],
 )
-def test_a_pod_of_some_cpus_on_64_cores_uses_those_whole_ones_that_its_quota_pays_for(
-    tmp_path: Path, quota: str, cpus: int
-):
+def test_a_pod_of_some_cpus_on_64_cores_uses_those_whole_ones_that_its_quota_pays_for(tmp_path, quota, cpus):
     FakeMachine(tmp_path).group(TREE, {"cpu.max": quota})
     assert usable_cpus(HOST, tmp_path) == cpus
 
@@ -136,9 +164,7 @@ def test_the_threads_of_a_worker_fit_in_one_node(tmp_path: Path):
     assert threads_of_one_worker(HOST, tmp_path) == 4
 
 
-def test_a_core_is_claimed_only_where_no_other_container_can_claim_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_core_is_claimed_only_where_no_other_container_can_claim_it(tmp_path, monkeypatch):
     cpus = {"online": "0-63"}
     host = FakeMachine(tmp_path / "host").group("sys/devices/system/cpu", cpus)
     host.group("proc/self/ns", {"pid": "", "cgroup": ""})
@@ -170,3 +196,106 @@ def test_memory_is_what_the_tightest_limit_on_the_way_up_leaves(tmp_path: Path):
     assert available_memory(tmp_path) == 2 * GIB, "cache that can be dropped is no use"
     made.group(f"{TREE}/pod/app", {"memory.high": GIB, "memory.current": 2 * GIB})
     assert available_memory(tmp_path) == 0
+
+
+class Now:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def worked(clock: BusyClock, now: Now, seconds: float) -> None:
+    with clock.working(True):
+        now.seconds += seconds
+
+
+def test_an_engine_that_never_rests_is_wholly_busy_in_the_middle_of_a_step_too() -> None:
+    now = Now()
+    clock = BusyClock(now)
+    for _ in range(20):
+        worked(clock, now, 1.0)
+        assert clock.share() == 1.0
+    with clock.working(True):
+        now.seconds += 3.0
+        assert clock.share() == 1.0
+
+
+def test_waits_inside_of_the_work_are_no_work() -> None:
+    now = Now()
+    clock = BusyClock(now)
+    with clock.working(True):
+        now.seconds += 1.0
+        with clock.working(False):
+            now.seconds += 3.0
+    assert clock.share() == pytest.approx(0.25)
+    with clock.working(False):
+        now.seconds += 4.0
+    assert clock.share() == pytest.approx(0.125)
+
+
+def test_the_share_is_of_the_last_seconds_alone() -> None:
+    now = Now()
+    clock = BusyClock(now)
+    for _ in range(int(BUSY_SECONDS)):
+        worked(clock, now, 1.0)
+        clock.share()
+    for second in range(int(BUSY_SECONDS)):
+        now.seconds += 1.0
+        assert clock.share() == pytest.approx(1.0 - (second + 1) / BUSY_SECONDS)
+    assert clock.share() == 0.0
+
+
+def test_a_report_is_read_as_it_was_written_and_anything_else_is_none() -> None:
+    load = WorkerLoad("encoder-1", 0.5, 1 << 30, GpuLoad(0.25, 1, 2))
+    assert decode_load(msgspec.json.encode(load)) == load
+    assert decode_load(b'{"busy": 7, "later": [1], "name": "' + b"n" * 100 + b'"}') == WorkerLoad(
+        "n" * 64, 1.0
+    )
+    for data in (b"", b"\xff", b"[]", b'{"busy": "x"}', msgspec.json.encode(WorkerLoad("n" * 5000))):
+        assert decode_load(data) is None
+
+
+def test_a_meter_names_the_worker_as_its_supervisor_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIPTYCH_SERVICE", "encoder-1")
+    load = read_load(None, lambda: GpuLoad(0.5, 3, 4))
+    assert (load.name, load.busy, load.gpu) == ("encoder-1", None, GpuLoad(0.5, 3, 4))
+    assert load.memory_bytes > 1 << 20
+
+
+class Driver:
+    """NVIDIA's library with one GPU; `error` is what it answers to the question about its use."""
+
+    def __init__(self, error: int = 0) -> None:
+        self.error = error
+
+    def nvmlInit_v2(self) -> int:
+        return 0
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: Any) -> int:
+        return 0 if uuid == b"GPU-1" else 6
+
+    def nvmlDeviceGetUtilizationRates(self, handle: Any, use: Any) -> int:
+        ctypes.cast(use, ctypes.POINTER(ctypes.c_uint))[0] = 71
+        return self.error
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> int:
+        numbers = ctypes.cast(memory, ctypes.POINTER(ctypes.c_ulonglong))
+        numbers[0], numbers[1], numbers[2] = 24, 8, 16
+        return 0
+
+
+def test_a_gpu_is_read_by_the_drivers_library() -> None:
+    assert read_gpu(Driver(), "GPU-1") == GpuLoad(0.71, 16, 24)
+
+
+def test_a_gpu_that_tells_nothing_is_left_out() -> None:
+    assert read_gpu(Driver(error=3), "GPU-1") is None
+    assert read_gpu(Driver(), "GPU-2") is None
+
+
+def test_a_worker_on_a_cpu_has_no_gpu() -> None:
+    assert gpu_reader("cpu") is None

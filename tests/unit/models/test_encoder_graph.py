@@ -6,12 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from triptych.models.encoder_graph import (
-    EncoderCudaGraphConfig,
-    pad_identity,
-    pad_repeat_last,
-    pad_zeros,
-)
+from triptych.models.encoder_graph import EncoderCudaGraphConfig, pad_identity, pad_repeat_last, pad_zeros
 from triptych.models.registry import before_each_layer
 
 

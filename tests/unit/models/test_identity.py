@@ -116,18 +116,14 @@ def test_the_image_processor_changes_the_namespace_and_not_the_model_key(model: 
     ],
     ids=["Pillow", "transformers", "JPEG decoder"],
 )
-def test_the_versions_of_what_prepares_pictures_change_the_namespace(
-    model: Path, name: str, value: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_versions_of_what_prepares_pictures_change_the_namespace(model, name, value, monkeypatch):
     before = model_identity(model, dtype="float32")
     monkeypatch.setattr(name, value)
     after = model_identity(model, dtype="float32")
     assert (after.model_key, after.namespace != before.namespace) == (before.model_key, True)
 
 
-def test_the_digest_of_settled_files_is_remembered(
-    model: Path, cache: Path, settled: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_digest_of_settled_files_is_remembered(model, cache, settled, monkeypatch):
     before = key(model)
     assert len(list(cache.rglob("*.json"))) == 1
     monkeypatch.setattr(identity, "_tensor_digests", lambda *_: pytest.fail("digested again"))
@@ -197,9 +193,7 @@ def _without_ctime_and_inode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "_stamp", stamp)
 
 
-def test_a_byte_that_no_sample_meets_is_noticed_by_the_time_of_change(
-    model: Path, settled: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_byte_that_no_sample_meets_is_noticed_by_the_time_of_change(model, settled, monkeypatch):
     monkeypatch.setattr(identity, "_pieces", lambda size, **_: [(0, min(size, 8))])
     before = key(model)
     file = model / "model.safetensors"

@@ -38,9 +38,7 @@ def photo(width: int, height: int) -> Image.Image:
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_values_equal_the_processors_cast_to_the_towers_dtype(
-    settings: dict[str, Any], dtype: torch.dtype
-) -> None:
+def test_values_equal_the_processors_cast_to_the_towers_dtype(settings, dtype):
     processor = Qwen2VLImageProcessorPil(**settings)
     recipe = PatchRecipe.of(processor)
     assert recipe is not None
@@ -86,9 +84,7 @@ def test_other_steps_have_no_recipe(processor: Any) -> None:
     assert PatchRecipe.of(processor) is None
 
 
-def test_a_processor_that_gives_other_bits_is_used_itself(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_processor_that_gives_other_bits_is_used_itself(monkeypatch, caplog):
     """As a release of transformers or Pillow with another order or filter would."""
     original = Qwen2VLImageProcessorPil.patchify
 

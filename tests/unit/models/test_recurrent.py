@@ -15,12 +15,7 @@ from transformers import (
 )
 
 from triptych.base.errors import ConfigError
-from triptych.models.recurrent import (
-    RecurrentStates,
-    StateShape,
-    cache_keyword,
-    learn_states,
-)
+from triptych.models.recurrent import RecurrentStates, StateShape, cache_keyword, learn_states
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 
 SIZES = {

@@ -39,9 +39,7 @@ def folder(tmp_path: Path, **config: object) -> Path:
     return path
 
 
-def test_an_architecture_of_an_installed_package_is_served_by_its_adapter(
-    tmp_path: Path, installed: None
-) -> None:
+def test_an_architecture_of_an_installed_package_is_served_by_its_adapter(tmp_path, installed):
     family = family_of(folder(tmp_path, architectures=["TheirModel"], model_type="theirs"))
     assert (type(family).__name__, family.name, family.decoder) == ("OutsideFamily", "theirs", DECODER)
 
@@ -70,9 +68,7 @@ def test_an_adapter_that_lacks_a_side_is_named(tmp_path: Path, installed: None) 
         ("MovedModel", "AttributeError .*'MOVED'"),
     ],
 )
-def test_an_adapter_that_cannot_be_imported_is_one_line_with_the_remedy(
-    tmp_path: Path, installed: None, name: str, reason: str
-) -> None:
+def test_an_adapter_that_cannot_be_imported_is_one_line_with_the_remedy(tmp_path, installed, name, reason):
     remedy = "install another version of their-adapter, or remove it$"
     with pytest.raises(ConfigError, match=rf"^the adapter .*{name} cannot be imported \({reason}.*{remedy}"):
         _ = family_of(folder(tmp_path, architectures=[name])).keys

@@ -163,7 +163,6 @@ def test_a_rank_outlives_the_signals_that_end_a_service_until_rank_0_ends_it(sta
 
 def test_ranks_of_a_rank_0_that_is_killed_end_by_themselves(start):
     with subprocess.Popen([sys.executable, "-m", "support.ranks.leader"], stdout=subprocess.PIPE) as leader:
-        assert leader.stdout is not None
         pids = [int(word) for word in leader.stdout.readline().split()]
         os.kill(pids[0], signal.SIGSTOP)
         leader.kill()
@@ -240,12 +239,7 @@ def test_ranks_with_a_device_each_are_accepted(ranks, device, gpus):
     [
         (0, "cpu", 0, "--tensor-parallel 0: give a number of ranks from 1 to 64"),
         (65, "cpu", 0, "--tensor-parallel 65: give a number"),
-        (
-            4,
-            "cuda",
-            3,
-            "--tensor-parallel 4 from --device cuda on needs GPUs 0 to 3 and 3 are there",
-        ),
+        (4, "cuda", 3, "--tensor-parallel 4 from --device cuda on needs GPUs 0 to 3 and 3 are there"),
         (2, "cuda:3", 4, "from --device cuda:3 on needs GPUs 3 to 4 and 4 are there"),
     ],
 )

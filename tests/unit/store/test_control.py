@@ -42,9 +42,7 @@ class _LosesCancellations:
         raise AssertionError
 
 
-async def test_a_cancellation_that_comes_together_with_the_reply_is_not_lost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_cancellation_that_comes_together_with_the_reply_is_not_lost(monkeypatch):
     control = Control(parse_store_url("unix:///nowhere"), 5.0)
     pipeline = _LosesCancellations()
     monkeypatch.setattr(control._redis, "pipeline", lambda transaction: pipeline)
@@ -126,9 +124,7 @@ def test_the_first_answer_is_no_jump() -> None:
         (b"MOVED 1 " + b"h" * 250 + b":6381", 1, "h" * 250, 6381, False),
     ],
 )
-def test_a_redirect_names_the_slot_and_the_server(
-    line: bytes, slot: int, host: str, port: int, ask: bool
-) -> None:
+def test_a_redirect_names_the_slot_and_the_server(line, slot, host, port, ask):
     error = refusal(line)
     assert isinstance(error, BulkRedirected)
     assert (error.slot, error.host, error.port, error.ask) == (slot, host, port, ask)

@@ -7,11 +7,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    BestAvailableEncryption,
-    Encoding,
-    PrivateFormat,
-)
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 
 from support.processes.authority import Authority
 from triptych.base.errors import ConfigError
@@ -53,9 +49,7 @@ def test_a_file_that_cannot_be_used_is_named_by_its_flag(tmp_path: Path, broken:
         files.context()
 
 
-def test_a_key_of_another_certificate_or_with_a_password_is_refused_without_a_question(
-    tmp_path: Path,
-) -> None:
+def test_a_key_of_another_certificate_or_with_a_password_is_refused_without_a_question(tmp_path):
     authority = Authority(tmp_path)
     files, other = authority.client(), authority.client("other")
     with pytest.raises(ConfigError, match="--store-key-file .* must hold the key of --store-cert-file"):

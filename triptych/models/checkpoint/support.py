@@ -33,7 +33,7 @@ _RANKS = "`tests/e2e/test_features_together.py`"
 MATRIX = (
     Support("infrastructure", "Encoder-decoder infrastructure", _SCHEDULING),
     Support("bart", "BART", _SIDES),
-    Support("whisper", "Whisper", "`tests/unit/models/families/test_whisper_sides.py`"),
+    Support("whisper", "Whisper", "`tests/unit/models/families/test_encdec_sides.py`"),
     Support("t5", "T5", _SIDES),
     Support("mbart", "Other text models: mBART", _SIDES),
     Support("multimodality", "Multimodality", "audio: `tests/unit/encoder_worker/media/test_audio.py`"),
@@ -53,7 +53,7 @@ MATRIX = (
     Support(
         "w8a8",
         "Weights and activations in 8 bits on a CPU: `--quantization w8a8`",
-        "`tests/unit/models/weights/test_w8a8_linear.py`",
+        "`tests/unit/models/weights/test_quantization.py`",
     ),
     Support("quantization", "Quantized checkpoints", "", "give an unquantized one, and --quantization int8"),
     Support("fp8_kv", "KV cache in 8 bits", "", "leave --kv-cache-dtype at auto"),

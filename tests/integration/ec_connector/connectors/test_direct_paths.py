@@ -53,9 +53,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("change, path", [(lambda source: source, "shm"), (peer_only, "peer")])
 @pytest.mark.parametrize("rows, width", [(7, 32), (700, 1024), (1, 1)])
-def test_a_tensor_comes_without_a_store(
-    pair: Pair, change: Callable[[EmbeddingSource], EmbeddingSource], path: str, rows: int, width: int
-) -> None:
+def test_a_tensor_comes_without_a_store(pair, change, path, rows, width):
     item = entry(make_plan("direct", rows=rows, width=width))
     source = change(pair.offer(item))
     out = pair.fetch(item.plan, source)
@@ -63,9 +61,7 @@ def test_a_tensor_comes_without_a_store(
     assert torch.equal(pair.move(item.plan), item.data)
 
 
-def test_a_small_embedding_is_one_reply_on_a_connection_that_is_kept(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_embedding_is_one_reply_on_a_connection_that_is_kept(pair, monkeypatch):
     commands, read = list[bytes](), output_server.read_command
 
     def recorded(raw: bytes) -> tuple[list[bytes], bytes] | None:
@@ -85,9 +81,7 @@ def test_a_small_embedding_is_one_reply_on_a_connection_that_is_kept(
 
 
 @pytest.mark.parametrize("rows", [7, 700])
-def test_a_socket_of_another_user_is_not_read_from(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, rows: int
-) -> None:
+def test_a_socket_of_another_user_is_not_read_from(pair, monkeypatch, rows):
     item = entry(make_plan("theirs", rows=rows, width=1024))
     source = pair.offer(item)
     for module in (sockets, direct_loads):
@@ -136,9 +130,7 @@ def test_a_save_begins_once_the_first_reader_is_done(store_url: str, monkeypatch
 
 
 @pytest.mark.parametrize("before_the_save", [False, True])
-def test_the_bytes_of_a_served_output_are_passed_over_once(
-    store_url: str, monkeypatch: pytest.MonkeyPatch, before_the_save: bool
-) -> None:
+def test_the_bytes_of_a_served_output_are_passed_over_once(store_url, monkeypatch, before_the_save):
     made, update = list[int](), codec.PendingHead.update
 
     def counted(head: codec.PendingHead, piece: Any) -> None:
@@ -158,9 +150,7 @@ def test_the_bytes_of_a_served_output_are_passed_over_once(
         assert pair.fetch(item.plan, None).paths == {item.plan.mm_hash: "store"}
 
 
-def test_what_is_served_already_is_offered_without_the_save(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_served_already_is_offered_without_the_save(pair, monkeypatch):
     monkeypatch.setattr(StoreSaves, "_offer", lambda *_: b"")
     item = entry(make_plan("served", rows=7))
     assert pair.encoder.serve(item)
@@ -195,9 +185,7 @@ def test_the_save_goes_on_and_others_load_from_the_store(store_url: str) -> None
         lambda source: EmbeddingSource("f" * 32),
     ],
 )
-def test_a_forged_source_falls_to_the_store(
-    store_url: str, forge: Callable[[EmbeddingSource], EmbeddingSource]
-) -> None:
+def test_a_forged_source_falls_to_the_store(store_url, forge):
     item = entry(make_plan("forged", rows=5))
     with opened(store_url) as pair:
         source = pair.offer(item)
@@ -245,7 +233,6 @@ def test_an_encoder_that_ends_while_it_sends_is_followed_by_the_store(store_url:
     with opened(store_url) as pair:
         source = pair.offer(item)
         with pair.server.outputs.reading(source.name) as output:
-            assert output is not None
             half = b"$%d\r\n" % output.nbytes + bytes(output.view[: output.nbytes // 2])
         with answering(half) as address:
             out = pair.fetch(item.plan, replace(peer_only(source), address=address))
@@ -268,9 +255,7 @@ def test_a_reader_that_ends_while_it_is_sent_to_keeps_no_memory(pair: Pair) -> N
 
 
 @pytest.mark.parametrize("change", [lambda source: source, peer_only])
-def test_another_tenants_embedding_is_never_taken(
-    pair: Pair, change: Callable[[EmbeddingSource], EmbeddingSource]
-) -> None:
+def test_another_tenants_embedding_is_never_taken(pair, change):
     theirs, ours = entry(make_plan("theirs")), make_plan("ours")
     source = change(pair.offer(theirs))
     for plan in (ours, replace(theirs.plan, namespace="f" * 64), replace(theirs.plan, rows=6, length=6)):
@@ -284,7 +269,6 @@ def test_a_changed_byte_is_found(pair: Pair, change: Callable[[EmbeddingSource],
     item = entry(make_plan("changed", rows=300, width=1000))
     source = change(pair.offer(item))
     with pair.server.outputs.reading(source.name) as output:
-        assert output is not None
         output.segment.memory[output.nbytes - 5] ^= 1
     out = pair.fetch(item.plan, source)
     assert out.failed and not out.fetched
@@ -359,7 +343,6 @@ def test_a_reader_that_is_killed_with_a_segment_leaves_it_free_and_unchanged(pai
         text=True,
     )
     with reader:
-        assert reader.stdout is not None
         assert reader.stdout.readline() == "refused\n"
         assert output.readers == 1
         reader.send_signal(signal.SIGKILL)
@@ -394,7 +377,6 @@ def test_an_encoder_that_is_killed_leaves_nothing_and_its_reader_goes_on(pair: P
     )
     item = entry(make_plan("killed", rows=300, width=1024))
     with encoder:
-        assert encoder.stdout is not None
         source = EmbeddingSource(*encoder.stdout.readline().split())
         assert pair.fetch(item.plan, source).paths == {item.plan.mm_hash: "shm"}
         assert torch.equal(pair.move(item.plan), item.data)

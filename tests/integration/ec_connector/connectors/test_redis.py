@@ -48,9 +48,7 @@ def fetch_and_move(worker: RedisConnectorWorker, plan: ItemPlan, generation: int
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 @pytest.mark.parametrize("rows,width", matrix([(700, 1024), (0, 64), (5, 64), (3, 4 * 64)], quick=2))
-def test_tensors_survive_the_round_trip(
-    worker: RedisConnectorWorker, dtype: str, rows: int, width: int
-) -> None:
+def test_tensors_survive_the_round_trip(worker, dtype, rows, width):
     saved = entry(make_plan(f"{dtype} {rows} {width}", rows=rows, width=width, dtype=dtype))
     worker.save_caches({saved.plan.mm_hash: saved}, saved.plan.mm_hash)
     assert wait_for(worker, lambda out: out.saved).saved == [saved.plan.mm_hash]
@@ -73,9 +71,7 @@ def test_a_save_keeps_its_tensor_when_the_cache_lets_it_go(worker: RedisConnecto
     assert torch.equal(fetch_and_move(worker, plan).data, expected)
 
 
-async def test_a_damaged_item_fails_with_the_digest_that_lets_a_save_replace_it(
-    worker: RedisConnectorWorker, store: EmbeddingStore
-) -> None:
+async def test_a_damaged_item_fails_with_the_digest_that_lets_a_save_replace_it(worker, store):
     item = entry(make_plan())
     await store.control.execute("SET", keys.embedding(item.plan.mm_hash), b"rubbish" * 9)
     worker.start_load_caches(TransferMetadata(1, fetches=(Fetch(item.plan, 1),)), {})
@@ -147,9 +143,7 @@ def moving(worker: RedisConnectorWorker, item: EncoderOutput, cache: dict[str, E
     return copier
 
 
-def test_an_item_is_in_the_cache_once_it_is_whole_and_its_host_copy_is_kept_until_then(
-    worker: RedisConnectorWorker,
-) -> None:
+def test_an_item_is_in_the_cache_once_it_is_whole_and_its_host_copy_is_kept_until_then(worker):
     item, cache = entry(make_plan()), dict[str, EncoderOutput]()
     copier = moving(worker, item, cache)
     worker.start_load_caches(TransferMetadata(3, drops=(LoadId(item.plan.mm_hash, 1),)), cache)
@@ -163,9 +157,7 @@ def test_an_item_is_in_the_cache_once_it_is_whole_and_its_host_copy_is_kept_unti
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no memory"), ValueError("of any kind")])
-def test_a_copy_that_fails_late_leaves_nothing_in_the_cache(
-    worker: RedisConnectorWorker, error: Exception
-) -> None:
+def test_a_copy_that_fails_late_leaves_nothing_in_the_cache(worker, error):
     item, cache = entry(make_plan()), dict[str, EncoderOutput]()
     copier = moving(worker, item, cache)
     copier.error = error
@@ -177,9 +169,7 @@ def test_a_copy_that_fails_late_leaves_nothing_in_the_cache(
     wait_for(worker, lambda _: worker.host_bytes == 0)
 
 
-def test_fetches_wait_for_host_memory_and_go_on_when_it_is_given_back(
-    store: EmbeddingStore, store_url: str
-) -> None:
+def test_fetches_wait_for_host_memory_and_go_on_when_it_is_given_back(store, store_url):
     items = [entry(make_plan(f"item {n}")) for n in range(3)]
     limit = items[0].plan.nbytes
     worker = RedisConnectorWorker(ECTransferConfig(store_url=store_url, host_buffer_bytes=limit))
@@ -199,9 +189,7 @@ def test_fetches_wait_for_host_memory_and_go_on_when_it_is_given_back(
         worker.shutdown()
 
 
-def test_an_item_above_the_host_memory_fails_at_once_and_says_so(
-    store: EmbeddingStore, store_url: str
-) -> None:
+def test_an_item_above_the_host_memory_fails_at_once_and_says_so(store, store_url):
     worker = RedisConnectorWorker(
         ECTransferConfig(store_url=store_url, host_buffer_bytes=make_plan().nbytes - 1)
     )
@@ -231,9 +219,7 @@ def test_hung_transfers_end_at_their_timeouts(tmp_path: Path) -> None:
             worker.shutdown()
 
 
-def test_a_dropped_load_is_never_reported_and_a_later_one_of_its_key_is(
-    worker: RedisConnectorWorker,
-) -> None:
+def test_a_dropped_load_is_never_reported_and_a_later_one_of_its_key_is(worker):
     item = entry(make_plan(rows=2000, width=1024))
     key = item.plan.mm_hash
     worker.save_caches({key: item}, key)

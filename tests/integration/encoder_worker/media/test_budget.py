@@ -38,9 +38,7 @@ SIZE = 600 << 10
 
 
 @pytest.mark.parametrize("limit", [2 * SIZE, 3 * SIZE - 1, SIZE - 1, 1])
-async def test_media_never_exceed_their_budget_and_every_job_is_planned(
-    open_bench: OpenBench, monkeypatch: pytest.MonkeyPatch, limit: int
-) -> None:
+async def test_media_never_exceed_their_budget_and_every_job_is_planned(open_bench, monkeypatch, limit):
     """Sums equal to the budget, and items above it, which have it alone."""
     async with open_bench(encoder_media_memory=limit) as b:
         held = watched(b, monkeypatch)
@@ -100,9 +98,7 @@ async def test_jobs_that_end_early_give_their_room_back(open_bench: OpenBench, e
         assert (await (await Job(b, media(9, SIZE)).planned()).finished()).WhichOneof("body") == "ready"
 
 
-async def test_media_asked_for_again_take_room_again(
-    open_bench: OpenBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_media_asked_for_again_take_room_again(open_bench, monkeypatch):
     async with open_bench(encoder_media_memory=SIZE, prepared_memory=1) as b:
         held = watched(b, monkeypatch)
         jobs = [await Job(b, media(seed, SIZE)).planned() for seed in range(4)]

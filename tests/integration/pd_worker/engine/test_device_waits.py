@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
+from support.engine.engine_cell import EngineCell, Prompt, engine_cell, reference
 from support.graphs import Waits
 from triptych.pd_worker.core.sampling import ResolvedSampling
 
@@ -49,9 +49,7 @@ def count_waits(patch: pytest.MonkeyPatch, cell: EngineCell) -> list[list[str]]:
     return steps
 
 
-def test_a_step_waits_once_however_its_rows_are_sampled(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_waits_once_however_its_rows_are_sampled(checkpoint, monkeypatch):
     with engine_cell(checkpoint, attention_backend="sdpa") as cell:
         cell.answer(PROMPTS[3:4], 2)  # the head is chosen in the first step
         steps = count_waits(monkeypatch, cell)

@@ -82,9 +82,7 @@ def test_t5_answers_alike_in_chunks_and_with_a_prefix(t5: EncDecCheckpoint, back
 @pytest.mark.parametrize(
     ("count", "backend"), matrix([(8, "cpu"), (3, "sdpa"), (1, "cpu"), (4, "cpu")], quick=2)
 )
-def test_a_batch_of_texts_of_mixed_lengths_answers_as_each_alone(
-    bart: EncDecCheckpoint, count: int, backend: str
-) -> None:
+def test_a_batch_of_texts_of_mixed_lengths_answers_as_each_alone(bart, count, backend):
     with engine_cell(bart, max_model_len=128, attention_backend=backend) as cell:
         answers(cell, bart, LENGTHS[:count])
         cell.assert_at_rest()
@@ -119,9 +117,7 @@ def test_three_tasks_on_one_sound_answer_alike_and_project_it_once(whisper: EncD
 
 
 @pytest.mark.parametrize(("backend", "seconds"), matrix([("cpu", (2, 9)), ("sdpa", (2, 9))]))
-def test_sounds_of_a_batch_answer_as_each_alone(
-    whisper: EncDecCheckpoint, backend: str, seconds: tuple[int, ...]
-) -> None:
+def test_sounds_of_a_batch_answer_as_each_alone(whisper, backend, seconds):
     prompt = list(whisper.decoder.prompt_defaults({}).token_ids)
     sounds = [audio_inputs(whisper.path, sound(length, seed=length)) for length in seconds]
     with engine_cell(whisper, max_model_len=64, attention_backend=backend) as cell:
@@ -175,9 +171,7 @@ def counted(cell: EngineCell, checkpoint: EncDecCheckpoint) -> list[int]:
     return count
 
 
-def test_decode_computes_queries_only_and_prefill_adds_one_projection_of_the_encoder(
-    bart: EncDecCheckpoint,
-) -> None:
+def test_decode_computes_queries_only_and_prefill_adds_one_projection_of_the_encoder(bart):
     inputs = text_of(bart, 30)
     prompt = [bart.decoder.prompt_defaults({}).start, 0, 11, 12]
     calls: list[tuple[str, int]] = []
@@ -216,7 +210,6 @@ def test_the_table_stays_as_it_was_written_while_others_come_and_go(bart: EncDec
         cell.engine.submit(first)
         cell.wait(first.request_id, NewTokens)
         manager = cell.engine.scheduler.items.cross
-        assert manager is not None
         blocks = list(manager.table("proxy/" + first.request_id + "/1"))
         before = [keys[blocks].clone() for keys in cell.engine.runner.kv_cache.keys]
         cell.finish([bart.request(cell, text_of(bart, n), prompt, 20) for n in (5, 16, 9)])

@@ -37,9 +37,7 @@ def cell(checkpoint: Checkpoint) -> Iterator[EngineCell]:
         yield running
 
 
-def test_a_budget_below_the_number_of_sequences_is_a_warning(
-    checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_budget_below_the_number_of_sequences_is_a_warning(checkpoint, caplog):
     for tokens, warnings in ((8, []), (4, ["--max-num-batched-tokens 4 is below --max-num-seqs 8"])):
         with engine_cell(checkpoint, max_num_seqs=8, max_num_batched_tokens=tokens):
             said = [
@@ -60,9 +58,7 @@ def test_events_come_in_order_and_once_per_step(cell: EngineCell, checkpoint: Ch
     assert admitted.placements == tuple(feature.placement for feature in request.features)
 
 
-def test_the_engine_is_busy_in_its_steps_alone(
-    cell: EngineCell, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_engine_is_busy_in_its_steps_alone(cell, checkpoint, monkeypatch):
     cell.answer([TEXT], 8)
     seconds, execute = 0.0, cell.engine.runner.execute
 
@@ -80,9 +76,7 @@ def test_the_engine_is_busy_in_its_steps_alone(
     assert clock.share() < 1.0
 
 
-def test_without_a_transfer_no_connector_is_made_and_text_alone_is_answered(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_transfer_no_connector_is_made_and_text_alone_is_answered(checkpoint, monkeypatch):
     def no_connector(*_: object) -> None:
         raise AssertionError("a connector was made")
 
@@ -112,9 +106,7 @@ def test_requests_left_at_the_stop_end_with_unavailable(cell: EngineCell, checkp
     cell.assert_at_rest()
 
 
-def test_an_engine_whose_scheduling_fails_answers_and_lives_on(
-    cell: EngineCell, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_whose_scheduling_fails_answers_and_lives_on(cell, checkpoint, monkeypatch):
     schedule, failed = cell.engine.scheduler.schedule, threading.Event()
 
     def fail_once(now: float) -> SchedulerOutput:
@@ -142,9 +134,7 @@ def _adds_together(cell: EngineCell, requests: Sequence[EngineRequest]) -> None:
             cell.engine.submit(request)
 
 
-def test_a_request_that_cannot_be_taken_in_ends_alone_in_its_batch_of_commands(
-    cell: EngineCell, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_cannot_be_taken_in_ends_alone_in_its_batch_of_commands(cell, checkpoint, monkeypatch):
     requests = [cell.request(TEXT, prompt_ids(checkpoint, TEXT), 8) for _ in range(3)]
     add = cell.engine.scheduler.add
 
@@ -162,9 +152,7 @@ def test_a_request_that_cannot_be_taken_in_ends_alone_in_its_batch_of_commands(
     cell.assert_at_rest()
 
 
-def test_a_request_that_fails_when_half_of_it_is_taken_in_leaves_nothing(
-    cell: EngineCell, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_fails_when_half_of_it_is_taken_in_leaves_nothing(cell, checkpoint, monkeypatch):
     good, bad = (cell.request(TEXT, prompt_ids(checkpoint, TEXT), 8) for _ in range(2))
 
     class Broken(CountingText):
@@ -207,9 +195,7 @@ def test_a_key_that_cannot_be_marked_ready_ends_the_requests_on_it_and_no_others
     cell.assert_at_rest()
 
 
-def test_a_request_that_cannot_be_cancelled_keeps_no_other_from_it(
-    cell: EngineCell, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_cannot_be_cancelled_keeps_no_other_from_it(cell, checkpoint, monkeypatch):
     stuck, other = (cell.request(ONE, prompt_ids(checkpoint, ONE), 8, publish=False) for _ in range(2))
     cancel = cell.engine.scheduler.cancel
 
@@ -245,12 +231,10 @@ def test_an_engine_that_dies_answers_nobody_so_that_their_proxies_go_elsewhere(
 
 
 @pytest.mark.parametrize("where", ["_compute", "start_load_caches"])
-def test_a_lost_device_ends_the_engine_and_answers_nobody(
-    cell: EngineCell, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+def test_a_lost_device_ends_the_engine_and_answers_nobody(cell, checkpoint, monkeypatch, where):
     """Whichever part of the step meets it, those included that fail alone for any other reason.
 
-    Of a swap `test_failing_swaps.py` shows it.
+    Of a swap `test_failing_transfers.py` shows it.
     """
     dead = threading.Event()
     cell.engine.beat.on_death(dead.set)
@@ -266,9 +250,7 @@ def test_a_lost_device_ends_the_engine_and_answers_nobody(
     assert not any(isinstance(event, RequestFinished) for event in cell.events)
 
 
-def test_an_engine_at_rest_and_one_at_work_beat_and_a_stopped_one_is_not_dead(
-    cell: EngineCell, checkpoint: Checkpoint
-) -> None:
+def test_an_engine_at_rest_and_one_at_work_beat_and_a_stopped_one_is_not_dead(cell, checkpoint):
     for work in (False, True):
         before = cell.engine.beat.count
         if work:
@@ -281,9 +263,7 @@ def test_an_engine_at_rest_and_one_at_work_beat_and_a_stopped_one_is_not_dead(
     assert not cell.engine.beat.dead
 
 
-def test_events_that_nobody_takes_do_not_stop_the_engine(
-    cell: EngineCell, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_that_nobody_takes_do_not_stop_the_engine(cell, checkpoint, monkeypatch):
     take, failed = cell.take, threading.Event()
 
     def fail_once(events: list[EngineEvent]) -> None:

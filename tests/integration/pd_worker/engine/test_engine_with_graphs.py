@@ -139,9 +139,7 @@ class Failing(RecordingBackend):
         raise RuntimeError("no room for a graph")
 
 
-def test_a_capture_that_fails_is_an_error_that_names_the_flag_and_the_remedy(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_capture_that_fails_is_an_error_that_names_the_flag_and_the_remedy(checkpoint, monkeypatch):
     monkeypatch.setattr(graph_start, "graph_backend", lambda mode, device, flag: Failing())
     with (
         pytest.raises(ConfigError, match="--decode-graphs static: .* no room for a graph; use .* off"),

@@ -1,4 +1,4 @@
-"""Every transfer of an item fails in turn: who needs the item gets it again, and all answers are right."""
+"""Transfers and swaps that fail end no other request."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ import pytest
 import torch
 
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
+from support.engine.failing_copies import fail_each_in_turn, fail_swaps_of_cross_tables, swapping_cell
+from support.engine.prompts import SIX
+from support.matrix import matrix
 from support.waiting import until
 from triptych.ec_connector.connectors import host_buffers as host_memory
 from triptych.ec_connector.connectors.host_buffers import DeviceCopier
 from triptych.ec_connector.connectors.memory import MemoryConnectorWorker
 from triptych.ec_connector.connectors.redis import RedisConnectorWorker
 from triptych.pd_worker.core.request_events import EngineEvent, ItemMissing
+from triptych.pd_worker.runner import model_runner
 from triptych.store.embedding_store import EmbeddingStore
 
 TOKENS = 6
@@ -142,9 +146,7 @@ def cell_of(checkpoint: Checkpoint, connector: str, store_url: str) -> Iterator[
 
 
 @pytest.mark.parametrize(("connector", "inject"), FAULTS, ids=lambda value: getattr(value, "__name__", value))
-async def test_every_transfer_in_turn_may_fail(
-    checkpoint: Checkpoint, store: EmbeddingStore, store_url: str, connector: str, inject: Any
-) -> None:
+async def test_every_transfer_in_turn_may_fail(checkpoint, store, store_url, connector, inject):
     expected = [reference(checkpoint.path, prompt, TOKENS).token_ids for prompt in PROMPTS]
     prompts = [reference(checkpoint.path, prompt, TOKENS).prompt_token_ids for prompt in PROMPTS]
     for prompt, ids in zip(PROMPTS, prompts, strict=True):
@@ -168,3 +170,39 @@ async def test_every_transfer_in_turn_may_fail(
     assert n >= 2, "each transfer has failed once"
     # An order that only frees loses nothing.
     assert lost >= (2 if inject is fail_orders else n), "each failure was a loss that somebody was told of"
+
+
+SWAPPED_TOKENS = 24
+
+
+@pytest.mark.parametrize("prefix_caching", matrix([True, False]))
+def test_pictures_and_texts_are_answered_alike_whichever_copy_fails(checkpoint, prefix_caching):
+    expected = [reference(checkpoint.path, prompt, SWAPPED_TOKENS).token_ids for prompt in SIX]
+    flags = {"block_size": 4, "max_model_len": 128, "max_num_batched_tokens": 64}
+    fail_each_in_turn(
+        lambda: swapping_cell(checkpoint, 40, prefix_caching=prefix_caching, **flags),
+        lambda cell: cell.answer(SIX, SWAPPED_TOKENS),
+        expected,
+        at_least=2,
+    )
+
+
+@pytest.mark.slow
+def test_texts_are_answered_alike_whichever_copy_of_a_cross_table_fails() -> None:
+    fail_swaps_of_cross_tables("cpu")
+
+
+def test_a_copy_that_loses_the_device_ends_the_engine(checkpoint, monkeypatch):
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    # Known beforehand: all are submitted at once, or each may end before the next, and none is preempted.
+    ids = [reference(checkpoint.path, prompt, SWAPPED_TOKENS).prompt_token_ids for prompt in SIX]
+    with swapping_cell(checkpoint, 40, block_size=4, max_model_len=128) as cell:
+        dead = threading.Event()
+        cell.engine.beat.on_death(dead.set)
+        monkeypatch.setattr(model_runner, "copy_blocks", fail)
+        for prompt, each in zip(SIX, ids, strict=True):
+            cell.engine.submit(cell.request(prompt, each, SWAPPED_TOKENS))
+        assert dead.wait(30)

@@ -131,9 +131,7 @@ def test_choices_of_one_prompt_are_those_of_their_seeds_alone_or_together(served
     assert len({tuple(tokens) for tokens in together}) == 3
 
 
-def test_without_its_states_a_model_answers_otherwise(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_its_states_a_model_answers_otherwise(served, monkeypatch):
     """The control: equality above is not that of a model for which states do not matter."""
     monkeypatch.setattr(
         "triptych.pd_worker.runner.state_pool.StatePool.end",

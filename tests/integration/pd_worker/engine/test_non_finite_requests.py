@@ -8,7 +8,7 @@ import torch
 from support.data.checkpoints import build_checkpoint
 from support.encdec.batches import varied
 from support.encdec.cell import EncDecCheckpoint
-from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
+from support.engine.engine_cell import EngineCell, Prompt, engine_cell, reference
 from triptych.base.config import MIB
 from triptych.base.errors import InternalError
 from triptych.ec_connector.base import EncoderOutput
@@ -35,9 +35,7 @@ def spoil(cell: EngineCell, value: float) -> str:
 
 
 @pytest.mark.parametrize(("value", "budget"), [(float("nan"), 32), (float("inf"), 512)])
-def test_others_beside_it_and_after_it_in_its_blocks_are_exact(
-    checkpoint: Checkpoint, value: float, budget: int
-) -> None:
+def test_others_beside_it_and_after_it_in_its_blocks_are_exact(checkpoint, value, budget):
     expected = [reference(checkpoint.path, prompt, 8).token_ids for prompt in OTHERS]
     # Few blocks: those of the failed request are soon another request's.
     flags = {"max_num_batched_tokens": budget, "kv_memory": MIB // 2, "prefix_caching": False}
@@ -53,9 +51,7 @@ def test_others_beside_it_and_after_it_in_its_blocks_are_exact(
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), None], ids=["nan", "inf", "-inf throughout"])
-def test_logits_that_leave_no_token_end_their_own_request_alone(
-    checkpoint: Checkpoint, bad: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_that_leave_no_token_end_their_own_request_alone(checkpoint, bad, monkeypatch):
     expected = {prompt: reference(checkpoint.path, prompt, 8).token_ids for prompt in OTHERS}
     logits, non_finite = checkpoint.decoder.logits, False
 

@@ -23,7 +23,6 @@ from triptych.models.base import DecoderSide
 from triptych.models.registry import load_encoder
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import NewTokens, RequestFinished
-from triptych.store.embedding_store import EmbeddingStore
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -60,9 +59,7 @@ def outputs_of(cell: EngineCell, request: EngineRequest) -> list[EncoderOutput]:
 @pytest.mark.parametrize(
     "family", ["qwen3_vl", pytest.param("qwen2_5_vl", marks=SLOW), pytest.param("llava", marks=SLOW)]
 )
-async def test_pictures_chunks_prefixes_and_swaps_of_two_ranks_are_exact(
-    family: str, store_url: str, store: EmbeddingStore
-) -> None:
+async def test_pictures_chunks_prefixes_and_swaps_of_two_ranks_are_exact(family, store_url, store):
     path = build_checkpoint(family)
     expected = [reference(path, prompt, TOKENS) for prompt in PROMPTS]
     flags = {"block_size": 4, "max_model_len": 256, "max_num_batched_tokens": 33, "preemption": "swap"}
@@ -81,9 +78,7 @@ async def test_pictures_chunks_prefixes_and_swaps_of_two_ranks_are_exact(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["bart", "mbart", "t5", "whisper", "trocr"])
-async def test_cross_attention_of_two_ranks_is_exact(
-    family: str, store_url: str, store: EmbeddingStore
-) -> None:
+async def test_cross_attention_of_two_ranks_is_exact(family, store_url, store):
     path = build_checkpoint(family, variant="even" if family == "t5" else "")
     async with rank_pair(
         path, store_url, lambda decoder: EncDecCheckpoint(path, decoder), max_model_len=80
@@ -99,9 +94,7 @@ async def test_cross_attention_of_two_ranks_is_exact(
         cell.assert_at_rest()
 
 
-async def test_a_rank_killed_in_mid_stream_ends_the_engine_and_answers_nothing(
-    store_url: str, store: EmbeddingStore
-) -> None:
+async def test_a_rank_killed_in_mid_stream_ends_the_engine_and_answers_nothing(store_url, store):
     path = build_checkpoint("qwen3_vl")
     async with rank_pair(path, store_url, opener(path)) as (cell, ranks):
         dead, lost = threading.Event(), threading.Event()

@@ -1,15 +1,18 @@
-"""The real worker over gRPC: right tokens, whole streams, clear refusals."""
+"""Answers of a PD worker: tokens, sampling, forms."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 
 import pytest
 
-from support.data.oracle import assert_exact, oracle
+from support.data.oracle import assert_exact, generate, oracle
 from support.fakes.pd_client import Answer
+from triptych.pd_worker.core.sampling import bad_word_ids
 from triptych.pd_worker.native import NativeWorker
-from triptych.protos import pd_pb2
+from triptych.protos import common_pb2, pd_pb2
 
 TEXTS = ("Hello there", "Count to ten, please.", "größer naïve 你好")
 
@@ -114,3 +117,175 @@ async def no_requests(worker: NativeWorker) -> None:
         while worker.engine.scheduler.num_running or worker.engine.scheduler.num_waiting:
             await asyncio.sleep(0.01)
     assert worker.streams.unfinished == 0
+
+
+TEXT = "Tell me of the sea, please."
+GREEDY = {"max_tokens": 40, "ignore_eos": True, "temperature": 0.0}
+
+
+async def ask(client, name: str, text: str = TEXT, **fields):
+    reply = await client.submit(client.message(name, text, **fields))
+    assert reply.status == pd_pb2.SubmitReply.STATUS_QUEUED, reply.error
+    return await client.until(name)
+
+
+async def test_repetition_penalty_gives_what_generate_gives(client, model):
+    messages = [{"role": "user", "content": TEXT}]
+    plain, _ = generate(model.path, messages, max_new_tokens=40)
+    expected, _ = generate(model.path, messages, max_new_tokens=40, repetition_penalty=1.8)
+    assert expected != plain
+    answer = await ask(client, "penalised", repetition_penalty=1.8, **GREEDY)
+    assert answer.token_ids == expected
+
+
+async def test_logprobs_are_the_log_softmax_of_the_models_own_logits(client, model):
+    messages = [{"role": "user", "content": TEXT}]
+    expected, logits = generate(model.path, messages, max_new_tokens=40, repetition_penalty=1.8)
+    reference = logits.log_softmax(-1)
+    answer = await ask(client, "probed", repetition_penalty=1.8, logprobs=20, **GREEDY)
+    none = await ask(client, "chosen-only", logprobs=0, **GREEDY)
+    plain = await ask(client, "without", **GREEDY)
+    assert answer.token_ids == expected
+    assert [position.chosen.token_id for position in answer.logprobs] == expected
+    for row, position in zip(reference, answer.logprobs, strict=True):
+        assert position.chosen.logprob == pytest.approx(float(row[position.chosen.token_id]), abs=1e-4)
+        values = [token.logprob for token in position.top]
+        assert values == pytest.approx(row.topk(20).values.tolist(), abs=1e-4)
+        assert values == [pytest.approx(float(row[token.token_id]), abs=1e-4) for token in position.top]
+    assert [len(position.top) for position in none.logprobs] == [0] * 40
+    assert not plain.logprobs
+
+
+async def test_a_bad_word_stays_away_also_where_a_resume_parts_its_tokens(client, model):
+    messages = [{"role": "user", "content": TEXT}]
+    plain, _ = generate(model.path, messages, max_new_tokens=40)
+    word = next(
+        text
+        for at in range(5, 30)
+        if (text := model.tokenizer.decode(plain[at : at + 2])).isprintable()
+        and model.tokenizer.encode(text, add_special_tokens=False).ids == plain[at : at + 2]
+        and text == text.lstrip()
+    )
+    banned = bad_word_ids([word], lambda text: model.tokenizer.encode(text, add_special_tokens=False).ids)
+    expected, _ = generate(model.path, messages, max_new_tokens=40, bad_words_ids=list(map(list, banned)))
+    whole = await ask(client, "whole", bad_words=[word], **GREEDY)
+    for split in range(1, 40, 3):
+        resume = pd_pb2.Resume(
+            prompt_token_ids=whole.admitted.prompt_token_ids, output_token_ids=whole.token_ids[:split]
+        )
+        given = {"attempt": 2, "resume": resume, "bad_words": [word], **GREEDY}
+        resumed = await ask(client, f"resumed-{split}", "", **given)
+        assert resumed.token_ids == whole.token_ids
+    assert whole.token_ids != plain
+    assert word not in model.tokenizer.decode(whole.token_ids)
+    assert whole.token_ids == expected
+
+
+async def test_stop_strings_hold_back_text_and_not_logprobs(client):
+    free = await ask(client, "free", max_tokens=30, ignore_eos=True, temperature=1.0, seed=4)
+    stop = free.text[8:11]
+    answer = await ask(
+        client, "cut", max_tokens=30, ignore_eos=True, temperature=1.0, seed=4, stop=[stop], logprobs=0
+    )
+    assert answer.finished.reason == "stop"
+    assert free.text.startswith(answer.text)
+    assert stop not in answer.text
+    assert [position.chosen.token_id for position in answer.logprobs] == answer.token_ids
+
+
+async def test_a_top_k_above_all_tokens_does_no_harm(client):
+    assert (await ask(client, "all", max_tokens=2, top_k=2**32 - 1)).finished.completion_tokens
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 10},
+        "town": {"enum": ["Zürich", "東京", "🙂"]},
+        "sizes": {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3},
+        "more": {
+            "type": "object",
+            "properties": {"open": {"type": "boolean"}},
+            "required": ["open"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["name", "town", "sizes", "more"],
+    "additionalProperties": False,
+}
+FORM = common_pb2.OutputFormat(json_schema=json.dumps(SCHEMA))
+#: Long numbers apart, nothing of the form takes more; a random model writes long blanks and numbers.
+SAMPLED = {"max_tokens": 400, "temperature": 1.0}
+
+
+async def ask_form(client, name: str, form: common_pb2.OutputFormat = FORM, **sampling):
+    message = client.message(name, "Make one up.", output_format=form, **{**SAMPLED, **sampling})
+    reply = await client.submit(message)
+    assert reply.status == pd_pb2.SubmitReply.STATUS_QUEUED, reply.error
+    return await client.until(name)
+
+
+def check(text: str) -> None:
+    value = json.loads(text)
+    assert list(value) == list(SCHEMA["properties"])
+    assert len(value["name"]) <= 10
+    assert value["town"] in SCHEMA["properties"]["town"]["enum"]
+    assert all(isinstance(size, int) for size in value["sizes"])
+    assert 1 <= len(value["sizes"]) <= 3
+    assert isinstance(value["more"]["open"], bool)
+
+
+async def test_every_output_of_a_batch_fits_its_own_form(client):
+    free = client.message("free", "hi", max_tokens=60, ignore_eos=True, temperature=1.0)
+    await client.submit(free)
+    digits = common_pb2.OutputFormat(regex=r"[0-9]{3}(-[a-z]{2})?")
+    texts = ["yes", "no", 'say "maybe"', "größe 你好"]
+    choices = common_pb2.OutputFormat(choices=common_pb2.TextChoices(texts=texts))
+    documents, numbers, picks = await asyncio.gather(
+        asyncio.gather(*(ask_form(client, f"s{seed}", seed=seed) for seed in range(16))),
+        asyncio.gather(*(ask_form(client, f"r{seed}", digits, seed=seed) for seed in range(8))),
+        asyncio.gather(*(ask_form(client, f"c{seed}", choices, seed=seed) for seed in range(12))),
+    )
+    await client.until("free")
+    ended = [answer for answer in documents if answer.finished.reason == "stop"]
+    assert len(ended) >= 11
+    for answer in ended:
+        check(answer.text)
+    assert len({answer.text for answer in ended}) > 8
+    for answer in numbers:
+        assert re.fullmatch(r"[0-9]{3}(-[a-z]{2})?", answer.text)
+    assert {answer.text for answer in picks} <= set(texts)
+    assert len({answer.text for answer in picks}) > 1
+    assert {answer.finished.reason for answer in (*numbers, *picks)} == {"stop"}
+
+
+async def test_a_resumed_output_goes_on_in_its_form(client):
+    whole = await ask_form(client, "whole", seed=3)
+    size = len(whole.token_ids)
+    assert whole.finished.reason == "stop"
+    for split in (1, size // 2, size - 1, size):
+        resume = pd_pb2.Resume(
+            prompt_token_ids=whole.admitted.prompt_token_ids, output_token_ids=whole.token_ids[:split]
+        )
+        message = client.message(
+            f"resumed-{split}", "", attempt=2, resume=resume, output_format=FORM, seed=3, **SAMPLED
+        )
+        assert (await client.submit(message)).status == pd_pb2.SubmitReply.STATUS_QUEUED
+        resumed = await client.until(f"resumed-{split}")
+        assert resumed.token_ids == whole.token_ids
+        assert resumed.text == whole.text
+        assert resumed.finished.reason == "stop"
+
+
+async def test_a_form_that_becomes_too_much_ends_its_request_alone(client):
+    heavy = common_pb2.OutputFormat(regex="a{1000000}")
+    await client.submit(client.message("free", "hi", max_tokens=30, ignore_eos=True))
+    message = client.message("heavy", "x", output_format=heavy, max_tokens=200)
+    reply = await client.submit(message)
+    if reply.status == pd_pb2.SubmitReply.STATUS_QUEUED:
+        answer = await client.until("heavy")
+        assert answer.finished.reason == "error"
+        assert answer.finished.error.param == "response_format"
+    else:
+        assert reply.error.param == "response_format"
+    assert len((await client.until("free")).token_ids) == 30

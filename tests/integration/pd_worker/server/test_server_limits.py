@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
@@ -99,14 +98,15 @@ class Service:
     client: PDClient
 
 
-@asynccontextmanager
-async def service(**options) -> AsyncIterator[Service]:
+@pytest.fixture
+async def s(request: pytest.FixtureRequest) -> AsyncIterator[Service]:
     engine, input_processor = Engine(), InputProcessor()
     input_processor.gate.set()
     streams = EventStreams(engine.cancel)
     with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as queries:
         server = make_server()
         port = server.add_insecure_port("127.0.0.1:0")
+        options = getattr(request, "param", {})
         servicer = PDServicer(engine, input_processor, streams, pool, queries, **options)
         pd_pb2_grpc.add_PDServiceServicer_to_server(servicer, server)
         await server.start()
@@ -123,77 +123,72 @@ async def service(**options) -> AsyncIterator[Service]:
             await server.stop(1.0)
 
 
-async def test_a_full_worker_refuses_new_requests_and_takes_resumed_ones():
-    async with service(max_requests=1) as s:
-        assert (await s.client.submit(s.client.message("r1", "x"))).status == QUEUED
-        refused = await s.client.submit(s.client.message("r2", "x"))
-        assert (refused.status, refused.error.code, refused.error.retry_after) == (REFUSED, "overloaded", 1.0)
-        assert (await s.client.submit(s.client.message("r3", "x", attempt=2))).status == QUEUED
-        assert s.engine.submitted == ["r1", "r3"]
+@pytest.mark.parametrize("s", [{"max_requests": 1}], indirect=True)
+async def test_a_full_worker_refuses_new_requests_and_takes_resumed_ones(s):
+    assert (await s.client.submit(s.client.message("r1", "x"))).status == QUEUED
+    refused = await s.client.submit(s.client.message("r2", "x"))
+    assert (refused.status, refused.error.code, refused.error.retry_after) == (REFUSED, "overloaded", 1.0)
+    assert (await s.client.submit(s.client.message("r3", "x", attempt=2))).status == QUEUED
+    assert s.engine.submitted == ["r1", "r3"]
 
 
 @pytest.mark.parametrize("method", ["Tokenize", "Detokenize"])
-async def test_requests_are_taken_while_queries_fill_their_threads(method):
+async def test_requests_are_taken_while_queries_fill_their_threads(s, method):
     """Of a hundred queries none has been answered when twenty requests have reached the engine."""
-    async with service() as s:
-        message = pd_pb2.TokenizeRequest() if method == "Tokenize" else pd_pb2.DetokenizeRequest()
-        calls = [getattr(s.client.stub, method)(message, timeout=60) for _ in range(100)]
-        await until(lambda: s.input_processor.asked)
-        for index in range(20):
-            reply = await s.client.submit(s.client.message(f"r{index}", "x"))
-            assert reply.status == QUEUED
-        assert len(s.engine.submitted) == 20
-        assert not any(call.done() for call in calls)
-        s.input_processor.queries.set()
-        replies = [await call for call in calls]
-        assert not any(reply.HasField("error") for reply in replies)
+    message = pd_pb2.TokenizeRequest() if method == "Tokenize" else pd_pb2.DetokenizeRequest()
+    calls = [getattr(s.client.stub, method)(message, timeout=60) for _ in range(100)]
+    await until(lambda: s.input_processor.asked)
+    for index in range(20):
+        reply = await s.client.submit(s.client.message(f"r{index}", "x"))
+        assert reply.status == QUEUED
+    assert len(s.engine.submitted) == 20
+    assert not any(call.done() for call in calls)
+    s.input_processor.queries.set()
+    replies = [await call for call in calls]
+    assert not any(reply.HasField("error") for reply in replies)
 
 
-async def test_queries_above_their_number_are_refused_and_the_others_answered(monkeypatch):
+async def test_queries_above_their_number_are_refused_and_the_others_answered(s, monkeypatch):
     monkeypatch.setattr(pd_server, "MAX_QUERIES", 3)
-    async with service() as s:
-        calls = [s.client.stub.Tokenize(pd_pb2.TokenizeRequest(), timeout=60) for _ in range(4)]
-        await until(lambda: any(call.done() for call in calls))
-        s.input_processor.queries.set()
-        codes = [(await call).error.code for call in calls]
-        assert sorted(codes) == ["", "", "", "overloaded"]
-        assert not (await s.client.stub.Tokenize(pd_pb2.TokenizeRequest(), timeout=60)).HasField("error")
+    calls = [s.client.stub.Tokenize(pd_pb2.TokenizeRequest(), timeout=60) for _ in range(4)]
+    await until(lambda: any(call.done() for call in calls))
+    s.input_processor.queries.set()
+    codes = [(await call).error.code for call in calls]
+    assert sorted(codes) == ["", "", "", "overloaded"]
+    assert not (await s.client.stub.Tokenize(pd_pb2.TokenizeRequest(), timeout=60)).HasField("error")
 
 
-async def test_a_repeated_submit_is_refused_and_does_the_first_no_harm():
-    async with service() as s:
-        assert (await s.client.submit(s.client.message("r1", "x", attempt=2))).status == QUEUED
-        for attempt in (2, 1):
-            refused = await s.client.submit(s.client.message("r1", "x", attempt=attempt))
-            assert (refused.status, refused.error.param) == (REFUSED, "request_id")
-        assert s.engine.submitted == ["r1"]
-        assert (s.engine.cancelled, s.streams.unfinished) == ([], 1)
+async def test_a_repeated_submit_is_refused_and_does_the_first_no_harm(s: Service):
+    assert (await s.client.submit(s.client.message("r1", "x", attempt=2))).status == QUEUED
+    for attempt in (2, 1):
+        refused = await s.client.submit(s.client.message("r1", "x", attempt=attempt))
+        assert (refused.status, refused.error.param) == (REFUSED, "request_id")
+    assert s.engine.submitted == ["r1"]
+    assert (s.engine.cancelled, s.streams.unfinished) == ([], 1)
 
 
-async def test_an_attempt_that_has_ended_is_not_taken_a_second_time():
-    async with service() as s:
-        for request_id in ("finished", "cancelled"):
-            assert (await s.client.submit(s.client.message(request_id, "x"))).status == QUEUED
-        done = make_request("finished", 3, proxy_id="proxy")
-        s.streams.deliver([_finished(done)])
-        await s.client.until("finished")
-        await s.client.stub.Cancel(pd_pb2.CancelRequest(proxy_id="proxy", request_ids=["cancelled"]))
-        for request_id in ("finished", "cancelled"):
-            refused = await s.client.submit(s.client.message(request_id, "x"))
-            assert (refused.status, refused.error.param) == (REFUSED, "request_id")
-            assert (await s.client.submit(s.client.message(request_id, "x", attempt=2))).status == QUEUED
+async def test_an_attempt_that_has_ended_is_not_taken_a_second_time(s: Service):
+    for request_id in ("finished", "cancelled"):
+        assert (await s.client.submit(s.client.message(request_id, "x"))).status == QUEUED
+    done = make_request("finished", 3, proxy_id="proxy")
+    s.streams.deliver([_finished(done)])
+    await s.client.until("finished")
+    await s.client.stub.Cancel(pd_pb2.CancelRequest(proxy_id="proxy", request_ids=["cancelled"]))
+    for request_id in ("finished", "cancelled"):
+        refused = await s.client.submit(s.client.message(request_id, "x"))
+        assert (refused.status, refused.error.param) == (REFUSED, "request_id")
+        assert (await s.client.submit(s.client.message(request_id, "x", attempt=2))).status == QUEUED
 
 
-async def test_a_request_cancelled_while_it_is_tokenised_never_reaches_the_engine():
-    async with service() as s:
-        s.input_processor.gate.clear()
-        submitting = asyncio.create_task(s.client.submit(s.client.message("r1", "x")))
-        await asyncio.to_thread(s.input_processor.entered.wait, 10)
-        await s.client.stub.Cancel(pd_pb2.CancelRequest(proxy_id="proxy", request_ids=["r1"]))
-        s.input_processor.gate.set()
-        assert (await submitting).status == REFUSED
-        assert s.engine.submitted == []
-        assert s.streams.unfinished == 0
+async def test_a_request_cancelled_while_it_is_tokenised_never_reaches_the_engine(s: Service):
+    s.input_processor.gate.clear()
+    submitting = asyncio.create_task(s.client.submit(s.client.message("r1", "x")))
+    await asyncio.to_thread(s.input_processor.entered.wait, 10)
+    await s.client.stub.Cancel(pd_pb2.CancelRequest(proxy_id="proxy", request_ids=["r1"]))
+    s.input_processor.gate.set()
+    assert (await submitting).status == REFUSED
+    assert s.engine.submitted == []
+    assert s.streams.unfinished == 0
 
 
 @pytest.mark.parametrize(
@@ -201,10 +196,9 @@ async def test_a_request_cancelled_while_it_is_tokenised_never_reaches_the_engin
     [(InvalidRequest("no", param="stop"), "invalid_request_error"), (RuntimeError("boom"), "internal_error")],
 )
 @pytest.mark.parametrize("where", ["input_processor", "engine"])
-async def test_a_fault_at_the_door_is_answered_and_leaves_nothing(where, fault, code):
-    async with service() as s:
-        getattr(s, where).fault = fault
-        reply = await s.client.submit(s.client.message("r1", "x"))
-        assert (reply.status, reply.error.code) == (REFUSED, code)
-        assert "boom" not in reply.error.message
-        assert s.streams.unfinished == 0
+async def test_a_fault_at_the_door_is_answered_and_leaves_nothing(s, where, fault, code):
+    getattr(s, where).fault = fault
+    reply = await s.client.submit(s.client.message("r1", "x"))
+    assert (reply.status, reply.error.code) == (REFUSED, code)
+    assert "boom" not in reply.error.message
+    assert s.streams.unfinished == 0

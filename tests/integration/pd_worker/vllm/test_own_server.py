@@ -101,9 +101,7 @@ async def test_one_that_has_served_and_ends_is_started_again(tmp_path: Path) -> 
     assert not alive(program.pids[1])
 
 
-async def test_one_that_ends_before_it_serves_ends_the_worker_with_a_sentence(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+async def test_one_that_ends_before_it_serves_ends_the_worker_with_a_sentence(checkpoint, tmp_path):
     program, stop = Program(tmp_path, "sys.exit(3)"), asyncio.Event()
     with pytest.raises(ConfigError, match="vLLM ended with 3 before it served"):
         async with own_server.own_server(config_of(checkpoint), str(program.path), stop):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -71,9 +70,7 @@ async def test_the_services_of_workers_are_not_described(store: EmbeddingStore) 
     assert codes == [5, 5, 5, 0, 3]  # NOT_FOUND thrice, none, INVALID_ARGUMENT
 
 
-async def test_reflection_asks_for_a_key_and_is_no_request_of_it(
-    store: EmbeddingStore, tmp_path: Path
-) -> None:
+async def test_reflection_asks_for_a_key_and_is_no_request_of_it(store, tmp_path):
     path = tmp_path / "keys"
     path.write_text(f"alice sha256:{hashlib.sha256(KEY.encode()).hexdigest()} requests-per-minute=1\n")
     keys = KeyRing("", str(path), KeyLimits())
@@ -89,9 +86,7 @@ async def test_reflection_asks_for_a_key_and_is_no_request_of_it(
             assert [one.name for one in reply.list_services_response.service] == SERVICES
 
 
-async def test_a_reflection_call_is_counted_and_holds_nothing_once_its_client_is_silent(
-    store: EmbeddingStore,
-) -> None:
+async def test_a_reflection_call_is_counted_and_holds_nothing_once_its_client_is_silent(store):
     async with (
         FakeCluster(store, quotas={"grpc-calls": {"capacity": 1}}) as cluster,
         make_channel(f"127.0.0.1:{cluster.grpc_port}") as channel,

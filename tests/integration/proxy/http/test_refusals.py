@@ -32,27 +32,26 @@ async def send(cluster: FakeCluster, method: str, path: str, **given: Any) -> in
     return int(reply.status_code)
 
 
-async def test_every_refusal_is_counted_by_status_and_route(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        assert await send(cluster, "POST", CHAT, json={**HELLO, "model": "renamed"}) == 404
-        assert await send(cluster, "POST", CHAT, json={**HELLO, "model": "renamed too"}) == 404
-        assert await send(cluster, "POST", CHAT, json={"messages": "x"}) == 400
-        assert await send(cluster, "POST", CHAT, content=b"x" * (2 << 20)) == 413
-        assert await send(cluster, "GET", CHAT) == 405
-        for path in ("/v1/moderations", "/admin", "/%00"):
-            assert await send(cluster, "POST", path, json={}) == 404
-        assert await send(cluster, "GET", "/v1/models/renamed") == 404
-        assert await send(cluster, "POST", CHAT, json={**HELLO, "max_tokens": 3}) == 200
-        assert await send(cluster, "GET", "/v1/models") == 200
-        assert counted(cluster) == {
-            ("404", CHAT): 2,
-            ("400", CHAT): 1,
-            ("413", CHAT): 1,
-            ("405", CHAT): 1,
-            ("404", "other"): 3,
-            ("404", "/v1/models/{model:path}"): 1,
-            ("200", CHAT): 1,
-        }
+async def test_every_refusal_is_counted_by_status_and_route(cluster: FakeCluster) -> None:
+    assert await send(cluster, "POST", CHAT, json={**HELLO, "model": "renamed"}) == 404
+    assert await send(cluster, "POST", CHAT, json={**HELLO, "model": "renamed too"}) == 404
+    assert await send(cluster, "POST", CHAT, json={"messages": "x"}) == 400
+    assert await send(cluster, "POST", CHAT, content=b"x" * (2 << 20)) == 413
+    assert await send(cluster, "GET", CHAT) == 405
+    for path in ("/v1/moderations", "/admin", "/%00"):
+        assert await send(cluster, "POST", path, json={}) == 404
+    assert await send(cluster, "GET", "/v1/models/renamed") == 404
+    assert await send(cluster, "POST", CHAT, json={**HELLO, "max_tokens": 3}) == 200
+    assert await send(cluster, "GET", "/v1/models") == 200
+    assert counted(cluster) == {
+        ("404", CHAT): 2,
+        ("400", CHAT): 1,
+        ("413", CHAT): 1,
+        ("405", CHAT): 1,
+        ("404", "other"): 3,
+        ("404", "/v1/models/{model:path}"): 1,
+        ("200", CHAT): 1,
+    }
 
 
 async def test_a_refused_call_of_grpc_is_counted_by_its_method(store: EmbeddingStore) -> None:

@@ -65,6 +65,12 @@ async def served(
         yield cluster
 
 
+@pytest.fixture
+async def cluster(store: EmbeddingStore, front: Front) -> AsyncIterator[FakeCluster]:
+    async with served(store, front) as cluster:
+        yield cluster
+
+
 async def connected(
     cluster: FakeCluster, context: ssl.SSLContext
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -75,121 +81,114 @@ def serial_of(writer: asyncio.StreamWriter) -> str:
     return str(writer.get_extra_info("ssl_object").getpeercert()["serialNumber"])
 
 
-async def test_openais_client_and_ours_are_answered_over_https(store: EmbeddingStore, front: Front) -> None:
-    async with served(store, front) as cluster:
-        assert await cluster.stream(HELLO, max_tokens=4) == whole_text(4)
-        reply = await cluster.ask(HELLO, max_tokens=4)
-        assert reply.choices[0].message.content == whole_text(4)
-        async with AsyncClient(f"https://127.0.0.1:{cluster.port}", ca_file=str(front.folder.ca)) as client:
-            assert await client.ask("x", max_tokens=4) == whole_text(4)
-        async with AsyncClient(f"https://127.0.0.1:{cluster.port}") as client:
-            with pytest.raises(InvalidRequest, match="not trusted.*--ca-file"):
-                await client.ask("x")
-        with pytest.raises(InvalidRequest, match="no CA certificates"):
-            AsyncClient(f"https://127.0.0.1:{cluster.port}", ca_file=str(front.folder.key))
+async def test_openais_client_and_ours_are_answered_over_https(cluster: FakeCluster, front: Front) -> None:
+    assert await cluster.stream(HELLO, max_tokens=4) == whole_text(4)
+    reply = await cluster.ask(HELLO, max_tokens=4)
+    assert reply.choices[0].message.content == whole_text(4)
+    async with AsyncClient(f"https://127.0.0.1:{cluster.port}", ca_file=str(front.folder.ca)) as client:
+        assert await client.ask("x", max_tokens=4) == whole_text(4)
+    async with AsyncClient(f"https://127.0.0.1:{cluster.port}") as client:
+        with pytest.raises(InvalidRequest, match="not trusted.*--ca-file"):
+            await client.ask("x")
+    with pytest.raises(InvalidRequest, match="no CA certificates"):
+        AsyncClient(f"https://127.0.0.1:{cluster.port}", ca_file=str(front.folder.key))
 
 
-async def test_a_long_body_and_a_long_reply_pass_through_tls(store: EmbeddingStore, front: Front) -> None:
-    async with served(store, front) as cluster:
-        messages = [{"role": "user", "content": "x" * 900_000}]
-        assert await cluster.stream(messages, max_tokens=500) == whole_text(500)
+async def test_a_long_body_and_a_long_reply_pass_through_tls(cluster: FakeCluster, front: Front) -> None:
+    messages = [{"role": "user", "content": "x" * 900_000}]
+    assert await cluster.stream(messages, max_tokens=500) == whole_text(500)
 
 
-async def test_grpc_is_answered_over_tls_without_a_clients_certificate(store, front):
-    async with served(store, front) as cluster:
-        credentials = grpc.ssl_channel_credentials(pem_of(front.authority))
-        async with aio.secure_channel(f"127.0.0.1:{cluster.grpc_port}", credentials) as channel:
-            reply = await proxy_pb2_grpc.ProxyServiceStub(channel).ListModels(
+async def test_grpc_is_answered_over_tls_without_a_clients_certificate(cluster, front):
+    credentials = grpc.ssl_channel_credentials(pem_of(front.authority))
+    async with aio.secure_channel(f"127.0.0.1:{cluster.grpc_port}", credentials) as channel:
+        reply = await proxy_pb2_grpc.ProxyServiceStub(channel).ListModels(
+            proxy_pb2.ListModelsRequest(), timeout=10.0
+        )
+        assert list(reply.models) == [MODEL]
+    async with aio.insecure_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
+        with pytest.raises(aio.AioRpcError):
+            await proxy_pb2_grpc.ProxyServiceStub(channel).ListModels(
                 proxy_pb2.ListModelsRequest(), timeout=10.0
             )
-            assert list(reply.models) == [MODEL]
-        async with aio.insecure_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
-            with pytest.raises(aio.AioRpcError):
-                await proxy_pb2_grpc.ProxyServiceStub(channel).ListModels(
-                    proxy_pb2.ListModelsRequest(), timeout=10.0
-                )
 
 
-async def test_http_1_1_and_tls_1_2_or_later_are_agreed_on(store: EmbeddingStore, front: Front) -> None:
-    async with served(store, front) as cluster:
-        context = front.trust
-        context.set_alpn_protocols(["h2", "http/1.1"])
-        _, writer = await connected(cluster, context)
-        found = writer.get_extra_info("ssl_object")
-        assert (found.selected_alpn_protocol(), found.version()) == ("http/1.1", "TLSv1.3")
-        writer.close()
-        old = front.trust
-        old.set_ciphers("ALL:@SECLEVEL=0")
-        with pytest.warns(DeprecationWarning):
-            old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
-        with pytest.raises((ssl.SSLError, ConnectionError)):
-            await connected(cluster, old)
-        old.maximum_version = ssl.TLSVersion.TLSv1_2
-        _, writer = await connected(cluster, old)
-        writer.close()
+async def test_http_1_1_and_tls_1_2_or_later_are_agreed_on(cluster: FakeCluster, front: Front) -> None:
+    context = front.trust
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    _, writer = await connected(cluster, context)
+    found = writer.get_extra_info("ssl_object")
+    assert (found.selected_alpn_protocol(), found.version()) == ("http/1.1", "TLSv1.3")
+    writer.close()
+    old = front.trust
+    old.set_ciphers("ALL:@SECLEVEL=0")
+    with pytest.warns(DeprecationWarning):
+        old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        await connected(cluster, old)
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    _, writer = await connected(cluster, old)
+    writer.close()
 
 
-async def test_a_new_certificate_holds_for_new_connections_and_old_ones_go_on(store, front):
-    async with served(store, front) as cluster:
-        reader, writer = await connected(cluster, front.trust)
-        before = serial_of(writer)
-        front.renew(trustme.CA())
+async def test_a_new_certificate_holds_for_new_connections_and_old_ones_go_on(cluster, front):
+    reader, writer = await connected(cluster, front.trust)
+    before = serial_of(writer)
+    front.renew(trustme.CA())
 
-        async def renewed() -> bool:
+    async def renewed() -> bool:
+        try:
+            _, other = await connected(cluster, front.trust)
+        except ssl.SSLError:
+            return False
+        found = serial_of(other)
+        other.close()
+        return found != before
+
+    async with asyncio.timeout(20.0):
+        while not await renewed():
+            await asyncio.sleep(0.1)
+    writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+    writer.close()
+
+
+async def test_clients_that_speak_before_they_are_accepted_or_read_are_answered(cluster, front):
+    for _ in range(20):
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        side = front.trust.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+        with contextlib.suppress(ssl.SSLWantReadError):
+            side.do_handshake()
+        plain = socket.create_connection(("127.0.0.1", cluster.port))
+        plain.sendall(outgoing.read())
+        reader, writer = await asyncio.open_connection(sock=plain)
+        while True:
+            incoming.write(await reader.read(1 << 16))
             try:
-                _, other = await connected(cluster, front.trust)
-            except ssl.SSLError:
-                return False
-            found = serial_of(other)
-            other.close()
-            return found != before
-
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            break
+        side.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        writer.write(outgoing.read())
+        answer = b""
         async with asyncio.timeout(20.0):
-            while not await renewed():
-                await asyncio.sleep(0.1)
-        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+            while b"\r\n\r\n" not in answer:
+                incoming.write(await reader.read(1 << 16))
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    answer += side.read(1 << 16)
+        assert answer.startswith(b"HTTP/1.1 200 ")
         writer.close()
 
 
-async def test_clients_that_speak_before_they_are_accepted_or_read_are_answered(store, front):
-    async with served(store, front) as cluster:
-        for _ in range(20):
-            incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-            side = front.trust.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
-            with contextlib.suppress(ssl.SSLWantReadError):
-                side.do_handshake()
-            plain = socket.create_connection(("127.0.0.1", cluster.port))
-            plain.sendall(outgoing.read())
-            reader, writer = await asyncio.open_connection(sock=plain)
-            while True:
-                incoming.write(await reader.read(1 << 16))
-                try:
-                    side.do_handshake()
-                except ssl.SSLWantReadError:
-                    continue
-                break
-            side.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-            writer.write(outgoing.read())
-            answer = b""
-            async with asyncio.timeout(20.0):
-                while b"\r\n\r\n" not in answer:
-                    incoming.write(await reader.read(1 << 16))
-                    with contextlib.suppress(ssl.SSLWantReadError):
-                        answer += side.read(1 << 16)
-            assert answer.startswith(b"HTTP/1.1 200 ")
-            writer.close()
-
-
-async def test_clear_text_at_the_tls_port_is_cut_off_and_others_are_served(store, front):
-    async with served(store, front) as cluster:
-        for sent in (b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"\x00" * 1000, b"\x16\x03\x01\xff\xff" * 9):
-            reader, writer = await asyncio.open_connection("127.0.0.1", cluster.port)
-            writer.write(sent)
-            async with asyncio.timeout(15.0):
-                assert b"HTTP/1.1" not in await reader.read()
-            writer.close()
-            assert await cluster.stream(HELLO, max_tokens=2) == whole_text(2)
+async def test_clear_text_at_the_tls_port_is_cut_off_and_others_are_served(cluster, front):
+    for sent in (b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"\x00" * 1000, b"\x16\x03\x01\xff\xff" * 9):
+        reader, writer = await asyncio.open_connection("127.0.0.1", cluster.port)
+        writer.write(sent)
+        async with asyncio.timeout(15.0):
+            assert b"HTTP/1.1" not in await reader.read()
+        writer.close()
+        assert await cluster.stream(HELLO, max_tokens=2) == whole_text(2)
 
 
 async def test_a_handshake_that_never_ends_is_cut_off(store: EmbeddingStore, front: Front) -> None:

@@ -77,6 +77,12 @@ async def watched(store: EmbeddingStore, **options: Any) -> AsyncIterator[Watche
         yield Watched(cluster, web)
 
 
+@pytest.fixture
+async def live(store: EmbeddingStore) -> AsyncIterator[Watched]:
+    async with watched(store) as live:
+        yield live
+
+
 def spans(record: Any, item: int | None, name: str) -> list[Any]:
     return [span for span in record["spans"] if (span["item"], span["name"]) == (item, name)]
 
@@ -121,50 +127,48 @@ async def events(reply: aiohttp.ClientResponse, count: int) -> list[tuple[str, A
     return found
 
 
-async def test_the_record_of_a_request_says_which_worker_has_done_what(store: EmbeddingStore) -> None:
-    async with watched(store) as live:
-        await live.ask("mine", "a", "b")
-        record = await live.shows("mine")
-        encoder, pd_worker = live.cluster.encoders[0].address, live.cluster.pd_workers[0].address
-        assert (record["id"], record["status"], record["items"], record["attempts"]) == ("mine", 200, 2, 1)
-        assert record["completion_tokens"] == 8 and record["prompt_tokens"] > 0
-        for item in (0, 1):
-            assert {span["where"] for span in spans(record, item, "encode")} <= {encoder}
-            assert [span["where"] for span in spans(record, item, "load")] == [pd_worker]
-        assert {span["where"] for span in spans(record, None, "decode")} == {pd_worker}
-        assert "model" in record and record["started"] > 0
+async def test_the_record_of_a_request_says_which_worker_has_done_what(live: Watched) -> None:
+    await live.ask("mine", "a", "b")
+    record = await live.shows("mine")
+    encoder, pd_worker = live.cluster.encoders[0].address, live.cluster.pd_workers[0].address
+    assert (record["id"], record["status"], record["items"], record["attempts"]) == ("mine", 200, 2, 1)
+    assert record["completion_tokens"] == 8 and record["prompt_tokens"] > 0
+    for item in (0, 1):
+        assert {span["where"] for span in spans(record, item, "encode")} <= {encoder}
+        assert [span["where"] for span in spans(record, item, "load")] == [pd_worker]
+    assert {span["where"] for span in spans(record, None, "decode")} == {pd_worker}
+    assert "model" in record and record["started"] > 0
 
 
-async def test_requests_in_flight_are_shown_with_their_stage(store: EmbeddingStore) -> None:
-    async with watched(store) as live:
-        encoder, worker = live.cluster.encoders[0], live.cluster.pd_workers[0]
-        worker.pause_at = 2
-        encoder.gate.clear()
-        asked = asyncio.create_task(live.ask("mine", "a"))
-        await until(lambda: encoder.jobs, "the encoder job")
-        seen = await live.snapshot()
-        (row,) = seen["requests"]
-        assert (row["stage"], row["items"], row["items_ready"], row["attempt"]) == ("encode", 1, 0, 0)
-        assert (seen["proxy"]["in_flight"], seen["proxy"]["queued"]) == (1, 1)
-        assert seen["encoders"][0]["jobs"] == 1
-        encoder.gate.set()
-        await until(lambda: live.cluster.received == 2, "two tokens")
-        seen = await live.snapshot()
-        (row,) = seen["requests"]
-        assert (row["stage"], row["items_ready"], row["tokens"]) == ("decode", 1, 2)
-        assert row["pd_worker"] == worker.address
-        assert (seen["proxy"]["queued"], seen["pd_workers"][0]["requests"]) == (0, 1)
-        record = await live.shows("mine")
-        assert (record["seconds"], record["status"]) == (None, None)
-        assert (await live.shows(row["id"]))["id"] == "mine"
-        worker.gate.set()
-        await asked
-        seen = await live.snapshot()
-        assert seen["requests"] == [] and seen["encoders"][0]["done"] == 1
+async def test_requests_in_flight_are_shown_with_their_stage(live: Watched) -> None:
+    encoder, worker = live.cluster.encoders[0], live.cluster.pd_workers[0]
+    worker.pause_at = 2
+    encoder.gate.clear()
+    asked = asyncio.create_task(live.ask("mine", "a"))
+    await until(lambda: encoder.jobs, "the encoder job")
+    seen = await live.snapshot()
+    (row,) = seen["requests"]
+    assert (row["stage"], row["items"], row["items_ready"], row["attempt"]) == ("encode", 1, 0, 0)
+    assert (seen["proxy"]["in_flight"], seen["proxy"]["queued"]) == (1, 1)
+    assert seen["encoders"][0]["jobs"] == 1
+    encoder.gate.set()
+    await until(lambda: live.cluster.received == 2, "two tokens")
+    seen = await live.snapshot()
+    (row,) = seen["requests"]
+    assert (row["stage"], row["items_ready"], row["tokens"]) == ("decode", 1, 2)
+    assert row["pd_worker"] == worker.address
+    assert (seen["proxy"]["queued"], seen["pd_workers"][0]["requests"]) == (0, 1)
+    record = await live.shows("mine")
+    assert (record["seconds"], record["status"]) == (None, None)
+    assert (await live.shows(row["id"]))["id"] == "mine"
+    worker.gate.set()
+    await asked
+    seen = await live.snapshot()
+    assert seen["requests"] == [] and seen["encoders"][0]["done"] == 1
 
 
-async def test_the_stream_begins_with_the_history_and_goes_on_every_second(store: EmbeddingStore) -> None:
-    async with watched(store) as live, live.stream() as reply, live.stream() as other:
+async def test_the_stream_begins_with_the_history_and_goes_on_every_second(live: Watched) -> None:
+    async with live.stream() as reply, live.stream() as other:
         assert reply.status == 200
         assert reply.headers["content-type"].startswith("text/event-stream")
         found = await events(reply, 4)
@@ -191,34 +195,31 @@ async def test_a_key_sees_rows_of_its_own_requests_and_an_operators_those_of_all
                 assert shown["proxy"]["in_flight"] == shown["pd_workers"][0]["requests"] == 1
 
 
-async def test_requests_that_have_ended_are_listed_newest_slowest_or_failed_first(
-    store: EmbeddingStore,
-) -> None:
-    async with watched(store) as live:
-        await live.ask("first", "a")
-        await live.ask("second")
-        with pytest.raises(RequestError):
-            await anext(aiter(live.cluster.dispatcher.chat(failing_call(0))))
+async def test_requests_that_have_ended_are_listed_newest_slowest_or_failed_first(live: Watched):
+    await live.ask("first", "a")
+    await live.ask("second")
+    with pytest.raises(RequestError):
+        await anext(aiter(live.cluster.dispatcher.chat(failing_call(0))))
 
-        async def labels(query: str) -> list[str]:
-            status, reply = await live.get(f"/cluster/requests{query}")
-            assert status == 200 and reply["models"] == ["demo"]
-            return [(await live.shows(row["id"]))["id"] for row in reply["requests"]]
+    async def labels(query: str) -> list[str]:
+        status, reply = await live.get(f"/cluster/requests{query}")
+        assert status == 200 and reply["models"] == ["demo"]
+        return [(await live.shows(row["id"]))["id"] for row in reply["requests"]]
 
-        assert await labels("") == ["label-0", "second", "first"]
-        assert await labels("?failed=true") == ["label-0"]
-        assert await labels("?model=demo&limit=2") == ["label-0", "second"]
-        assert await labels("?model=other") == []
-        _, reply = await live.get("/cluster/requests?order=slowest")
-        seconds = [row["seconds"] for row in reply["requests"]]
-        assert seconds == sorted(seconds, reverse=True)
-        (row,) = (row for row in reply["requests"] if row["items"])
-        assert (row["status"], row["tokens"], row["pd_worker"]) == (
-            200,
-            8,
-            live.cluster.pd_workers[0].address,
-        )
-        assert 0 < row["ttft"] <= row["seconds"]
+    assert await labels("") == ["label-0", "second", "first"]
+    assert await labels("?failed=true") == ["label-0"]
+    assert await labels("?model=demo&limit=2") == ["label-0", "second"]
+    assert await labels("?model=other") == []
+    _, reply = await live.get("/cluster/requests?order=slowest")
+    seconds = [row["seconds"] for row in reply["requests"]]
+    assert seconds == sorted(seconds, reverse=True)
+    (row,) = (row for row in reply["requests"] if row["items"])
+    assert (row["status"], row["tokens"], row["pd_worker"]) == (
+        200,
+        8,
+        live.cluster.pd_workers[0].address,
+    )
+    assert 0 < row["ttft"] <= row["seconds"]
 
 
 @pytest.mark.parametrize(
@@ -230,12 +231,9 @@ async def test_requests_that_have_ended_are_listed_newest_slowest_or_failed_firs
         ("q=1", "query"),
     ],
 )
-async def test_a_wrong_query_is_refused_by_the_name_of_its_field(
-    store: EmbeddingStore, query: str, field: str
-) -> None:
-    async with watched(store) as live:
-        status, reply = await live.get(f"/cluster/requests?{query}")
-        assert (status, reply["error"]["param"]) == (400, field)
+async def test_a_wrong_query_is_refused_by_the_name_of_its_field(live, query, field):
+    status, reply = await live.get(f"/cluster/requests?{query}")
+    assert (status, reply["error"]["param"]) == (400, field)
 
 
 @pytest.mark.parametrize("key,rows", [(ALICE, 1), (BOB, 0), (OPERATOR, 1)])
@@ -249,53 +247,49 @@ async def test_a_list_of_ended_requests_has_those_of_the_key_alone(store, keys, 
             assert (await live.shows(row["id"], key))["id"] == "alices-own"
 
 
-async def test_a_worker_is_shown_by_its_own_name_with_what_it_reports(store: EmbeddingStore) -> None:
-    async with watched(store) as live:
-        encoder, busy = live.cluster.encoders[0], BusyClock()
-        busy.mark(True)
-        await encoder.kill()
-        encoder.load = partial(read_load, busy)
-        os.environ["TRIPTYCH_SERVICE"] = "encoder-7"
-        try:
-            await encoder.start()
-            await until(lambda: live.cluster.pool.workers["encoder", encoder.address].load, "its report")
-        finally:
-            del os.environ["TRIPTYCH_SERVICE"]
-        assert live.cluster.live is not None and live.cluster.live._feed is not None
-        live.cluster.live._feed.poll()
-        seen = await live.snapshot()
-        (row,), (other,) = seen["encoders"], seen["pd_workers"]
-        assert (row["name"], row["address"]) == ("encoder-7", encoder.address)
-        assert row["busy"] > 0.9 and row["memory_bytes"] > 1 << 20 and row["gpu"] is None
-        # One of an earlier release reports nothing.
-        assert (other["name"], other["busy"], other["memory_bytes"]) == (other["address"], None, None)
-        await live.ask("mine", "a")
-        assert {span["where"] for span in spans(await live.shows("mine"), 0, "encode")} <= {"encoder-7"}
+async def test_a_worker_is_shown_by_its_own_name_with_what_it_reports(live: Watched) -> None:
+    encoder, busy = live.cluster.encoders[0], BusyClock()
+    busy.mark(True)
+    await encoder.kill()
+    encoder.load = partial(read_load, busy)
+    os.environ["TRIPTYCH_SERVICE"] = "encoder-7"
+    try:
+        await encoder.start()
+        await until(lambda: live.cluster.pool.workers["encoder", encoder.address].load, "its report")
+    finally:
+        del os.environ["TRIPTYCH_SERVICE"]
+    assert live.cluster.live is not None and live.cluster.live._feed is not None
+    live.cluster.live._feed.poll()
+    seen = await live.snapshot()
+    (row,), (other,) = seen["encoders"], seen["pd_workers"]
+    assert (row["name"], row["address"]) == ("encoder-7", encoder.address)
+    assert row["busy"] > 0.9 and row["memory_bytes"] > 1 << 20 and row["gpu"] is None
+    # One of an earlier release reports nothing.
+    assert (other["name"], other["busy"], other["memory_bytes"]) == (other["address"], None, None)
+    await live.ask("mine", "a")
+    assert {span["where"] for span in spans(await live.shows("mine"), 0, "encode")} <= {"encoder-7"}
 
 
 @pytest.mark.parametrize("path", ["/cluster", "/cluster/events", "/cluster/requests/mine"])
-async def test_without_the_page_there_are_no_live_data(store: EmbeddingStore, path: str) -> None:
-    async with FakeCluster(store) as cluster:
-        address = f"http://127.0.0.1:{cluster.port}{path}"
-        async with aiohttp.ClientSession() as web, web.get(address) as reply:
-            assert reply.status == 404
-        await cluster.ask(user("?"))
-        assert cluster.dispatcher._recorder._calls is None
+async def test_without_the_page_there_are_no_live_data(cluster: FakeCluster, path: str) -> None:
+    address = f"http://127.0.0.1:{cluster.port}{path}"
+    async with aiohttp.ClientSession() as web, web.get(address) as reply:
+        assert reply.status == 404
+    await cluster.ask(user("?"))
+    assert cluster.dispatcher._recorder._calls is None
 
 
-async def test_records_of_many_requests_are_bounded(store: EmbeddingStore) -> None:
-    async with watched(store) as live:
-        assert live.cluster.live is not None
-        calls = live.cluster.live.calls
-        for index in range(400):
-            with pytest.raises(RequestError):
-                await anext(aiter(live.cluster.dispatcher.chat(failing_call(index))))
-        # The newest, and of older ones those that failed.
-        assert len(list(calls._ended.all())) == 384 and not calls._open
-        assert len(calls._names) == 384 and not calls._rows  # nobody has seen a row
-        gone = next(f"label-{index}" for index in range(400) if calls.find("", f"label-{index}") is None)
-        assert (await live.get(f"/cluster/requests/{gone}"))[0] == 404
-        assert (await live.shows("label-399"))["status"] == 400
+async def test_records_of_many_requests_are_bounded(live: Watched) -> None:
+    calls = live.cluster.live.calls
+    for index in range(400):
+        with pytest.raises(RequestError):
+            await anext(aiter(live.cluster.dispatcher.chat(failing_call(index))))
+    # The newest, and of older ones those that failed.
+    assert len(list(calls._ended.all())) == 384 and not calls._open
+    assert len(calls._names) == 384 and not calls._rows  # nobody has seen a row
+    gone = next(f"label-{index}" for index in range(400) if calls.find("", f"label-{index}") is None)
+    assert (await live.get(f"/cluster/requests/{gone}"))[0] == 404
+    assert (await live.shows("label-399"))["status"] == 400
 
 
 def failing_call(index: int) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -24,6 +25,13 @@ HI = [ord(letter) for letter in " Hi"]
 YO = [ord(letter) for letter in " Yo"]
 
 
+@pytest.fixture
+async def cluster(store: EmbeddingStore) -> AsyncIterator[FakeCluster]:
+    async with FakeCluster(store, modality="audio") as cluster:
+        yield cluster
+        await cluster.at_rest()
+
+
 def at(seconds: float) -> int:
     return FIRST_TIME + round(seconds / 0.02)
 
@@ -35,91 +43,79 @@ async def _write_down(cluster: FakeCluster, **fields: Any) -> Any:
     )
 
 
-async def test_a_short_file_is_one_item_and_one_request(store: EmbeddingStore) -> None:
-    async with FakeCluster(store, modality="audio") as cluster:
-        cluster.pd_workers[0].script = PLAIN
-        reply = await _write_down(cluster, prompt="Names: Ann", temperature=0.5)
-        assert reply.text == "Hi"
-        assert (reply.usage.type, reply.usage.seconds) == ("duration", 4)
-        (submit,) = cluster.pd_workers[0].submits
-        task = submit.transcription
-        assert (task.language, task.task, task.prompt) == ("en", "transcribe", "Names: Ann")
-        assert not task.timestamps and not submit.HasField("prompt")
-        assert submit.sampling.temperature == 0.5 and not submit.sampling.HasField("max_tokens")
-        (job,) = cluster.jobs
-        assert (job.modality, job.processor_options) == ("audio", "")
-        assert job.mm_hash == mm_hash(WAV, namespace=NAMESPACE, modality="audio")
-        assert cluster.encoders[0].media == [WAV]
-        await cluster.at_rest()
+async def test_a_short_file_is_one_item_and_one_request(cluster: FakeCluster) -> None:
+    cluster.pd_workers[0].script = PLAIN
+    reply = await _write_down(cluster, prompt="Names: Ann", temperature=0.5)
+    assert reply.text == "Hi"
+    assert (reply.usage.type, reply.usage.seconds) == ("duration", 4)
+    (submit,) = cluster.pd_workers[0].submits
+    task = submit.transcription
+    assert (task.language, task.task, task.prompt) == ("en", "transcribe", "Names: Ann")
+    assert not task.timestamps and not submit.HasField("prompt")
+    assert submit.sampling.temperature == 0.5 and not submit.sampling.HasField("max_tokens")
+    (job,) = cluster.jobs
+    assert (job.modality, job.processor_options) == ("audio", "")
+    assert job.mm_hash == mm_hash(WAV, namespace=NAMESPACE, modality="audio")
+    assert cluster.encoders[0].media == [WAV]
 
 
-async def test_a_language_that_is_not_said_is_heard_first(store: EmbeddingStore) -> None:
-    async with FakeCluster(store, modality="audio") as cluster:
-        cluster.pd_workers[0].answers = [[GERMAN], [at(0), *HI, at(2), END_TOKEN]]
-        reply = await _write_down(cluster, language=None, response_format="verbose_json")
-        assert (reply.language, reply.text, reply.duration) == ("de", "Hi", 4.0)
-        detection, writing = cluster.pd_workers[0].submits
-        assert detection.transcription.detect_language and detection.sampling.max_tokens == 1
-        assert writing.transcription.language == "de" and writing.transcription.timestamps
-        assert len(cluster.jobs) == 1, "the file is encoded once"
-        await cluster.at_rest()
+async def test_a_language_that_is_not_said_is_heard_first(cluster: FakeCluster) -> None:
+    cluster.pd_workers[0].answers = [[GERMAN], [at(0), *HI, at(2), END_TOKEN]]
+    reply = await _write_down(cluster, language=None, response_format="verbose_json")
+    assert (reply.language, reply.text, reply.duration) == ("de", "Hi", 4.0)
+    detection, writing = cluster.pd_workers[0].submits
+    assert detection.transcription.detect_language and detection.sampling.max_tokens == 1
+    assert writing.transcription.language == "de" and writing.transcription.timestamps
+    assert len(cluster.jobs) == 1, "the file is encoded once"
 
 
-async def test_segments_come_in_every_format(store: EmbeddingStore) -> None:
+async def test_segments_come_in_every_format(cluster: FakeCluster) -> None:
     answer = [at(0.5), *HI, at(2), at(2), *YO, at(3.5), END_TOKEN]
-    async with FakeCluster(store, modality="audio") as cluster:
-        pd = cluster.pd_workers[0]
-        pd.answers = [answer[:], [at(0), *YO, at(1.5), END_TOKEN]]
-        reply = await _write_down(
-            cluster, response_format="verbose_json", timestamp_granularities=["segment"]
-        )
-        shown = [(it.start, it.end, it.text, it.seek) for it in reply.segments]
-        assert shown == [(0.5, 2.0, " Hi", 0), (2.0, 3.5, " Yo", 200)]
-        assert reply.segments[0].tokens == answer[:6]
-        assert reply.segments[0].avg_logprob == -0.5
-        assert (reply.task, reply.language, reply.text) == ("transcribe", "en", "Hi Yo")
-        pd.answers = [[at(0.5), *HI, at(2), END_TOKEN]]
-        srt = await _write_down(cluster, response_format="srt")
-        assert srt == "1\n00:00:00,000 --> 00:00:02,000\nHi\n\n"
-        pd.answers = [[at(0.5), *HI, at(2), END_TOKEN]]
-        vtt = await _write_down(cluster, response_format="vtt")
-        assert vtt == "WEBVTT\n\n00:00:00.000 --> 00:00:02.000\nHi\n\n"
-        pd.script = PLAIN
-        assert await _write_down(cluster, response_format="text") == "Hi\n"
-        await cluster.at_rest()
+    pd = cluster.pd_workers[0]
+    pd.answers = [answer[:], [at(0), *YO, at(1.5), END_TOKEN]]
+    reply = await _write_down(cluster, response_format="verbose_json", timestamp_granularities=["segment"])
+    shown = [(it.start, it.end, it.text, it.seek) for it in reply.segments]
+    assert shown == [(0.5, 2.0, " Hi", 0), (2.0, 3.5, " Yo", 200)]
+    assert reply.segments[0].tokens == answer[:6]
+    assert reply.segments[0].avg_logprob == -0.5
+    assert (reply.task, reply.language, reply.text) == ("transcribe", "en", "Hi Yo")
+    pd.answers = [[at(0.5), *HI, at(2), END_TOKEN]]
+    srt = await _write_down(cluster, response_format="srt")
+    assert srt == "1\n00:00:00,000 --> 00:00:02,000\nHi\n\n"
+    pd.answers = [[at(0.5), *HI, at(2), END_TOKEN]]
+    vtt = await _write_down(cluster, response_format="vtt")
+    assert vtt == "WEBVTT\n\n00:00:00.000 --> 00:00:02.000\nHi\n\n"
+    pd.script = PLAIN
+    assert await _write_down(cluster, response_format="text") == "Hi\n"
 
 
-async def test_a_stream_brings_the_text_as_it_comes(store: EmbeddingStore) -> None:
-    async with FakeCluster(store, modality="audio") as cluster:
-        cluster.pd_workers[0].script = PLAIN
-        events = [event async for event in await _write_down(cluster, stream=True)]
-        assert [event.type for event in events] == ["transcript.text.delta"] * 2 + ["transcript.text.done"]
-        assert "".join(event.delta for event in events[:-1]) == events[-1].text == "Hi"
-        await cluster.at_rest()
+async def test_a_stream_brings_the_text_as_it_comes(cluster: FakeCluster) -> None:
+    cluster.pd_workers[0].script = PLAIN
+    events = [event async for event in await _write_down(cluster, stream=True)]
+    assert [event.type for event in events] == ["transcript.text.delta"] * 2 + ["transcript.text.done"]
+    assert "".join(event.delta for event in events[:-1]) == events[-1].text == "Hi"
 
 
-async def test_a_long_file_goes_on_where_the_last_segment_ended(store: EmbeddingStore) -> None:
+async def test_a_long_file_goes_on_where_the_last_segment_ended(cluster: FakeCluster) -> None:
     windows = [
         [at(0), *HI, at(12), at(12), *YO, at(28), at(28), 90, END_TOKEN],
         [at(0), *HI, at(9), at(9), *YO, at(20), END_TOKEN],
         [at(0), *YO, at(5), END_TOKEN],
     ]
-    async with FakeCluster(store, modality="audio") as cluster:
-        cluster.encoders[0].frames = 6500
-        pd = cluster.pd_workers[0]
-        # Without times at first: nobody knows how long the file is before its first plan.
-        pd.answers = windows[:]
-        events = [event async for event in await _write_down(cluster, stream=True, prompt="Ann")]
-        assert [event.delta for event in events[:-1]] == ["Hi Yo", " Hi Yo", " Yo"]
-        assert events[-1].text == "Hi Yo Hi Yo Yo"
-        plain, *rest = pd.submits
-        assert not plain.transcription.timestamps
-        assert [submit.items[0].plan.grid_thw[0] for submit in rest] == [0, 2800, 5800]
-        assert [submit.transcription.prompt for submit in rest] == ["Ann", "", ""]
-        options = [job.processor_options for job in cluster.jobs]
-        assert options == ["", '{"start_frame":2800}', '{"start_frame":5800}']
-        assert cluster.encoders[0].media == [WAV] * 3
-        await cluster.at_rest()
+    cluster.encoders[0].frames = 6500
+    pd = cluster.pd_workers[0]
+    # Without times at first: nobody knows how long the file is before its first plan.
+    pd.answers = windows[:]
+    events = [event async for event in await _write_down(cluster, stream=True, prompt="Ann")]
+    assert [event.delta for event in events[:-1]] == ["Hi Yo", " Hi Yo", " Yo"]
+    assert events[-1].text == "Hi Yo Hi Yo Yo"
+    plain, *rest = pd.submits
+    assert not plain.transcription.timestamps
+    assert [submit.items[0].plan.grid_thw[0] for submit in rest] == [0, 2800, 5800]
+    assert [submit.transcription.prompt for submit in rest] == ["Ann", "", ""]
+    options = [job.processor_options for job in cluster.jobs]
+    assert options == ["", '{"start_frame":2800}', '{"start_frame":5800}']
+    assert cluster.encoders[0].media == [WAV] * 3
 
 
 async def test_a_worker_that_dies_costs_the_window_and_not_the_file(store: EmbeddingStore) -> None:
@@ -155,20 +151,18 @@ REFUSED = [
 ]
 
 
-async def test_bad_fields_are_refused_by_name(store: EmbeddingStore) -> None:
-    async with FakeCluster(store, modality="audio") as cluster:
-        for fields, param in REFUSED:
-            with pytest.raises(BadRequestError) as refused:
-                await _write_down(cluster, **fields)
-            assert refused.value.param == param, fields
-        with pytest.raises(APIStatusError) as missing:
-            await _write_down(cluster, model="other")
-        assert (missing.value.status_code, missing.value.param) == (404, "model")
-        with pytest.raises(APIStatusError) as large:
-            await _write_down(cluster, file=("a.wav", b"x" * (2 << 20)))
-        assert (large.value.status_code, large.value.param) == (413, "body")
-        assert not cluster.jobs
-        await cluster.at_rest()
+async def test_bad_fields_are_refused_by_name(cluster: FakeCluster) -> None:
+    for fields, param in REFUSED:
+        with pytest.raises(BadRequestError) as refused:
+            await _write_down(cluster, **fields)
+        assert refused.value.param == param, fields
+    with pytest.raises(APIStatusError) as missing:
+        await _write_down(cluster, model="other")
+    assert (missing.value.status_code, missing.value.param) == (404, "model")
+    with pytest.raises(APIStatusError) as large:
+        await _write_down(cluster, file=("a.wav", b"x" * (2 << 20)))
+    assert (large.value.status_code, large.value.param) == (413, "body")
+    assert not cluster.jobs
 
 
 @pytest.mark.parametrize("english_only", [False, True])
@@ -191,10 +185,9 @@ async def test_the_question_for_the_language_is_no_request_of_its_own(store, cap
         assert cluster.metrics.duration.collect()[0].samples[-2].value == 1
 
 
-async def test_a_failed_question_for_the_language_fails_the_one_request(store: EmbeddingStore) -> None:
-    async with FakeCluster(store, modality="audio") as cluster:
-        cluster.pd_workers[0].refusals = [common_pb2.Error(code="invalid_request_error", message="no")]
-        with pytest.raises(BadRequestError):
-            await _write_down(cluster, language=None)
-        [counted] = [s for f in cluster.metrics.requests.collect() for s in f.samples]
-        assert counted.labels == {"status": "400", "route": "/v1/audio/transcriptions"}
+async def test_a_failed_question_for_the_language_fails_the_one_request(cluster: FakeCluster) -> None:
+    cluster.pd_workers[0].refusals = [common_pb2.Error(code="invalid_request_error", message="no")]
+    with pytest.raises(BadRequestError):
+        await _write_down(cluster, language=None)
+    [counted] = [s for f in cluster.metrics.requests.collect() for s in f.samples]
+    assert counted.labels == {"status": "400", "route": "/v1/audio/transcriptions"}

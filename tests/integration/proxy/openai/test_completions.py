@@ -10,7 +10,6 @@ from openai import BadRequestError
 from support.fakes.fake_workers import MODEL, choice_text, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from triptych.protos import common_pb2
-from triptych.store.embedding_store import EmbeddingStore
 
 
 async def _complete(cluster: FakeCluster, prompt: Any, **options: Any) -> Any:
@@ -27,57 +26,49 @@ async def _streamed(cluster: FakeCluster, prompt: Any, **options: Any) -> tuple[
     return texts, chunks
 
 
-async def test_a_text_goes_to_the_worker_as_it_is(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        reply = await _complete(cluster, "Once", max_tokens=3)
-        assert (reply.object, reply.choices[0].text) == ("text_completion", whole_text(3))
-        assert (reply.choices[0].finish_reason, reply.choices[0].logprobs) == ("length", None)
-        assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (3, 3)
-        submit = cluster.pd_workers[0].submits[0]
-        assert (submit.prompt.text, submit.messages) == ("Once", b"")
-        await cluster.at_rest()
+async def test_a_text_goes_to_the_worker_as_it_is(cluster: FakeCluster) -> None:
+    reply = await _complete(cluster, "Once", max_tokens=3)
+    assert (reply.object, reply.choices[0].text) == ("text_completion", whole_text(3))
+    assert (reply.choices[0].finish_reason, reply.choices[0].logprobs) == ("length", None)
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (3, 3)
+    submit = cluster.pd_workers[0].submits[0]
+    assert (submit.prompt.text, submit.messages) == ("Once", b"")
 
 
-async def test_token_ids_go_to_the_worker_as_they_are(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        reply = await _complete(cluster, [5, 6], max_tokens=1, extra_body={"return_token_ids": True})
-        assert list(cluster.pd_workers[0].submits[0].prompt.token_ids.ids) == [5, 6]
-        assert reply.choices[0].token_ids == [1000]
-        assert reply.choices[0].prompt_token_ids == [1, 2, 3]
+async def test_token_ids_go_to_the_worker_as_they_are(cluster: FakeCluster) -> None:
+    reply = await _complete(cluster, [5, 6], max_tokens=1, extra_body={"return_token_ids": True})
+    assert list(cluster.pd_workers[0].submits[0].prompt.token_ids.ids) == [5, 6]
+    assert reply.choices[0].token_ids == [1000]
+    assert reply.choices[0].prompt_token_ids == [1, 2, 3]
 
 
-async def test_several_prompts_with_several_choices_are_told_apart(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        reply = await _complete(cluster, ["a", "b"], max_tokens=2, n=2)
-        expected = ["".join(choice_text(c, i) for i in range(2)) for c in (0, 1)] * 2
-        assert [choice.text for choice in reply.choices] == expected
-        assert [choice.index for choice in reply.choices] == [0, 1, 2, 3]
-        assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (6, 8)
-        texts, chunks = await _streamed(
-            cluster, ["a", "b"], max_tokens=2, n=2, stream_options={"include_usage": True}
-        )
-        assert [texts[index] for index in range(4)] == expected
-        assert chunks[-1].usage.completion_tokens == 8
-        ends = [choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason]
-        assert ends == ["length"] * 4
-        await cluster.at_rest()
+async def test_several_prompts_with_several_choices_are_told_apart(cluster: FakeCluster) -> None:
+    reply = await _complete(cluster, ["a", "b"], max_tokens=2, n=2)
+    expected = ["".join(choice_text(c, i) for i in range(2)) for c in (0, 1)] * 2
+    assert [choice.text for choice in reply.choices] == expected
+    assert [choice.index for choice in reply.choices] == [0, 1, 2, 3]
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (6, 8)
+    texts, chunks = await _streamed(
+        cluster, ["a", "b"], max_tokens=2, n=2, stream_options={"include_usage": True}
+    )
+    assert [texts[index] for index in range(4)] == expected
+    assert chunks[-1].usage.completion_tokens == 8
+    ends = [choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason]
+    assert ends == ["length"] * 4
 
 
-async def test_echo_puts_the_prompt_in_front(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        reply = await _complete(cluster, "Once", max_tokens=2, echo=True)
-        assert reply.choices[0].text == "Once" + whole_text(2)
-        reply = await _complete(cluster, [[72, 105], [33]], max_tokens=1, echo=True)
-        assert [choice.text for choice in reply.choices] == ["Hi" + whole_text(1), "!" + whole_text(1)]
-        texts, _ = await _streamed(cluster, "Once", max_tokens=2, echo=True)
-        assert texts == {0: "Once" + whole_text(2)}
+async def test_echo_puts_the_prompt_in_front(cluster: FakeCluster) -> None:
+    reply = await _complete(cluster, "Once", max_tokens=2, echo=True)
+    assert reply.choices[0].text == "Once" + whole_text(2)
+    reply = await _complete(cluster, [[72, 105], [33]], max_tokens=1, echo=True)
+    assert [choice.text for choice in reply.choices] == ["Hi" + whole_text(1), "!" + whole_text(1)]
+    texts, _ = await _streamed(cluster, "Once", max_tokens=2, echo=True)
+    assert texts == {0: "Once" + whole_text(2)}
 
 
-async def test_a_refusal_of_one_prompt_ends_the_request(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        cluster.pd_workers[0].refusals = [
-            common_pb2.Error(code="invalid_request_error", message="prompt: too long", param="prompt")
-        ]
-        with pytest.raises(BadRequestError, match="too long"):
-            await _complete(cluster, ["a", "b", "c"], max_tokens=500)
-        await cluster.at_rest()
+async def test_a_refusal_of_one_prompt_ends_the_request(cluster: FakeCluster) -> None:
+    cluster.pd_workers[0].refusals = [
+        common_pb2.Error(code="invalid_request_error", message="prompt: too long", param="prompt")
+    ]
+    with pytest.raises(BadRequestError, match="too long"):
+        await _complete(cluster, ["a", "b", "c"], max_tokens=500)

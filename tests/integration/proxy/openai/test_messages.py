@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncIterator
 from typing import Any
-
-import pytest
 
 from support.fakes.fake_workers import MODEL, picture, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.protos import common_pb2, encoder_pb2, pd_pb2
-from triptych.store.embedding_store import EmbeddingStore
 
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
 HELLO = [{"role": "user", "content": "hello"}]
 CALLS = 'I look.<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>' * 2
-
-
-@pytest.fixture
-async def cluster(store: EmbeddingStore) -> AsyncIterator[FakeCluster]:
-    async with FakeCluster(store) as cluster:
-        yield cluster
 
 
 def url(cluster: FakeCluster, path: str = "") -> str:
@@ -173,4 +163,3 @@ async def test_a_client_that_goes_in_the_middle_of_a_call_ends_the_request(clust
             if "input_json_delta" in line:
                 break
     await until(lambda: not worker.requests)
-    await cluster.at_rest()

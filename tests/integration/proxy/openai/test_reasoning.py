@@ -90,9 +90,7 @@ async def test_a_worker_lost_in_mid_thought_costs_no_letter(cluster: FakeCluster
         ({"chat_template_kwargs": {"thinking": False}}, {"thinking": False}),
     ],
 )
-async def test_the_effort_goes_to_the_template(
-    cluster: FakeCluster, extra: dict[str, Any], variables: dict[str, Any] | None
-) -> None:
+async def test_the_effort_goes_to_the_template(cluster, extra, variables):
     await cluster.ask(HELLO, extra_body={**extra, "thinking_token_budget": 5})
     (submit,) = submits(cluster)
     expected = variables or {"reasoning_effort": "none", "enable_thinking": True, "thinking": False}

@@ -147,17 +147,15 @@ async def test_a_reader_above_the_least_rate_is_not_cut_and_one_that_reads_nothi
         await cluster.at_rest()
 
 
-async def test_a_worker_that_cannot_pause_has_its_unread_request_ended(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        pd, replies = cluster.pd_workers[0], cluster.quotas["replies"]
-        pd.can_pause, pd.script = False, ["x" * (256 * KIB)] * 200
-        with client() as silent:
-            await send(silent, cluster.port, post(RICH | {"max_tokens": 200}))
-            await until(lambda: pd.cancels, "the request is cancelled")
-            assert replies.used <= UNPAUSED
-            data = await read_until(silent, b"0\r\n\r\n")
-        assert b"the client does not read" in data
-        await cluster.at_rest()
+async def test_a_worker_that_cannot_pause_has_its_unread_request_ended(cluster: FakeCluster) -> None:
+    pd, replies = cluster.pd_workers[0], cluster.quotas["replies"]
+    pd.can_pause, pd.script = False, ["x" * (256 * KIB)] * 200
+    with client() as silent:
+        await send(silent, cluster.port, post(RICH | {"max_tokens": 200}))
+        await until(lambda: pd.cancels, "the request is cancelled")
+        assert replies.used <= UNPAUSED
+        data = await read_until(silent, b"0\r\n\r\n")
+    assert b"the client does not read" in data
 
 
 async def test_a_paused_request_whose_worker_dies_goes_on_elsewhere_and_pauses_there(store):
@@ -177,7 +175,6 @@ async def test_a_paused_request_whose_worker_dies_goes_on_elsewhere_and_pauses_t
         await cluster.at_rest()
 
 
-async def test_a_client_that_reads_is_never_paused(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        assert await cluster.stream(user("count"), max_tokens=500) == whole_text(500)
-        assert cluster.pd_workers[0].paused == []
+async def test_a_client_that_reads_is_never_paused(cluster: FakeCluster) -> None:
+    assert await cluster.stream(user("count"), max_tokens=500) == whole_text(500)
+    assert cluster.pd_workers[0].paused == []

@@ -54,41 +54,36 @@ async def test_n_choices_come_in_one_reply_and_share_one_picture(store: Embeddin
         await cluster.at_rest()
 
 
-async def test_n_choices_are_streamed_beside_each_other_with_one_usage(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        chunks = await streamed(cluster, HELLO, n=2, stream_options={"include_usage": True})
-        for index in range(2):
-            own = [c.choices[0] for c in chunks if c.choices and c.choices[0].index == index]
-            assert own[0].delta.role == "assistant"
-            assert "".join(choice.delta.content or "" for choice in own) == text_of(index)
-            assert [choice.finish_reason for choice in own if choice.finish_reason] == ["length"]
-        assert [chunk.usage.completion_tokens for chunk in chunks if chunk.usage] == [16]
-        assert len({chunk.id for chunk in chunks}) == 1
+async def test_n_choices_are_streamed_beside_each_other_with_one_usage(cluster: FakeCluster) -> None:
+    chunks = await streamed(cluster, HELLO, n=2, stream_options={"include_usage": True})
+    for index in range(2):
+        own = [c.choices[0] for c in chunks if c.choices and c.choices[0].index == index]
+        assert own[0].delta.role == "assistant"
+        assert "".join(choice.delta.content or "" for choice in own) == text_of(index)
+        assert [choice.finish_reason for choice in own if choice.finish_reason] == ["length"]
+    assert [chunk.usage.completion_tokens for chunk in chunks if chunk.usage] == [16]
+    assert len({chunk.id for chunk in chunks}) == 1
 
 
-async def test_a_client_that_goes_ends_all_its_choices(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        worker = cluster.pd_workers[0]
-        worker.pause_at = 2
-        asking = asyncio.create_task(cluster.ask(HELLO, n=3))
-        await until(lambda: len(worker.requests) == 3)
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
-        await until(lambda: len(worker.cancels) == 3)
-        await cluster.at_rest()
+async def test_a_client_that_goes_ends_all_its_choices(cluster: FakeCluster) -> None:
+    worker = cluster.pd_workers[0]
+    worker.pause_at = 2
+    asking = asyncio.create_task(cluster.ask(HELLO, n=3))
+    await until(lambda: len(worker.requests) == 3)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    await until(lambda: len(worker.cancels) == 3)
 
 
-async def test_one_choice_that_fails_ends_the_others_and_the_request(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        worker = cluster.pd_workers[0]
-        worker.pause_at = 2
-        worker.fail_choice = 1
-        worker.fail_with = common_pb2.Error(code="invalid_request_error", message="seed: no", param="seed")
-        with pytest.raises(APIStatusError) as caught:
-            await cluster.ask(HELLO, n=3)
-        assert (caught.value.status_code, caught.value.body["param"]) == (400, "seed")  # type: ignore[index]
-        await until(lambda: len(set(worker.cancels)) == 3)
-        await cluster.at_rest()
+async def test_one_choice_that_fails_ends_the_others_and_the_request(cluster: FakeCluster) -> None:
+    worker = cluster.pd_workers[0]
+    worker.pause_at = 2
+    worker.fail_choice = 1
+    worker.fail_with = common_pb2.Error(code="invalid_request_error", message="seed: no", param="seed")
+    with pytest.raises(APIStatusError) as caught:
+        await cluster.ask(HELLO, n=3)
+    assert (caught.value.status_code, caught.value.body["param"]) == (400, "seed")  # type: ignore[index]
+    await until(lambda: len(set(worker.cancels)) == 3)
 
 
 async def test_choices_resume_each_on_its_own(store: EmbeddingStore) -> None:
@@ -109,36 +104,34 @@ async def test_choices_resume_each_on_its_own(store: EmbeddingStore) -> None:
         assert any(submit.attempt == 2 for submit in alive.submits)
 
 
-async def test_tools_go_to_the_template_and_calls_come_back(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        worker = cluster.pd_workers[0]
-        worker.script = CALL
-        reply = await cluster.ask(HELLO, tools=TOOLS)
-        (choice,) = reply.choices
-        assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Let me see.")
-        (call,) = choice.message.tool_calls
-        assert (call.type, call.function.name, json.loads(call.function.arguments)) == (
-            "function",
-            "look",
-            {"at": "sky"},
-        )
-        assert json.loads(worker.submits[0].template.tools) == TOOLS
-        assert not worker.submits[0].sampling.HasField("output_format")
+async def test_tools_go_to_the_template_and_calls_come_back(cluster: FakeCluster) -> None:
+    worker = cluster.pd_workers[0]
+    worker.script = CALL
+    reply = await cluster.ask(HELLO, tools=TOOLS)
+    (choice,) = reply.choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Let me see.")
+    (call,) = choice.message.tool_calls
+    assert (call.type, call.function.name, json.loads(call.function.arguments)) == (
+        "function",
+        "look",
+        {"at": "sky"},
+    )
+    assert json.loads(worker.submits[0].template.tools) == TOOLS
+    assert not worker.submits[0].sampling.HasField("output_format")
 
 
-async def test_streamed_calls_have_openais_deltas(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        cut = [*CALL[:4], ' "arguments": {"at": "s', 'ky"}}', CALL[5]]
-        cluster.pd_workers[0].script = [*cut, "\n", *cut[2:]]
-        chunks = await streamed(cluster, HELLO, tools=TOOLS, max_tokens=99)
-        choices = [chunk.choices[0] for chunk in chunks]
-        assert "".join(choice.delta.content or "" for choice in choices) == "Let me see."
-        deltas = [delta for choice in choices for delta in choice.delta.tool_calls or ()]
-        assert [delta.index for delta in deltas] == [0, 0, 0, 1, 1, 1]
-        assert [delta.function.name for delta in deltas] == ["look", None, None] * 2
-        assert [delta.function.arguments for delta in deltas] == ["", '{"at": "s', 'ky"}'] * 2
-        assert len({delta.id for delta in deltas if delta.id}) == 2
-        assert choices[-1].finish_reason == "tool_calls"
+async def test_streamed_calls_have_openais_deltas(cluster: FakeCluster) -> None:
+    cut = [*CALL[:4], ' "arguments": {"at": "s', 'ky"}}', CALL[5]]
+    cluster.pd_workers[0].script = [*cut, "\n", *cut[2:]]
+    chunks = await streamed(cluster, HELLO, tools=TOOLS, max_tokens=99)
+    choices = [chunk.choices[0] for chunk in chunks]
+    assert "".join(choice.delta.content or "" for choice in choices) == "Let me see."
+    deltas = [delta for choice in choices for delta in choice.delta.tool_calls or ()]
+    assert [delta.index for delta in deltas] == [0, 0, 0, 1, 1, 1]
+    assert [delta.function.name for delta in deltas] == ["look", None, None] * 2
+    assert [delta.function.arguments for delta in deltas] == ["", '{"at": "s', 'ky"}'] * 2
+    assert len({delta.id for delta in deltas if delta.id}) == 2
+    assert choices[-1].finish_reason == "tool_calls"
 
 
 @pytest.mark.parametrize(
@@ -148,15 +141,14 @@ async def test_streamed_calls_have_openais_deltas(store: EmbeddingStore) -> None
         (chosen("look"), '{"name": "look", "arguments": {"at": "sky"}}'),
     ],
 )
-async def test_a_forced_call_is_held_to_its_form(store: EmbeddingStore, choice: Any, output: str) -> None:
-    async with FakeCluster(store) as cluster:
-        cluster.pd_workers[0].script = [output[:9], output[9:]]
-        reply = await cluster.ask(HELLO, tools=TOOLS, tool_choice=choice)
-        (call,) = reply.choices[0].message.tool_calls
-        assert (call.function.name, reply.choices[0].message.content) == ("look", None)
-        assert reply.choices[0].finish_reason == "tool_calls"
-        schema = json.loads(cluster.pd_workers[0].submits[0].sampling.output_format.json_schema)
-        assert schema["type"] == ("array" if choice == "required" else "object")
+async def test_a_forced_call_is_held_to_its_form(cluster: FakeCluster, choice: Any, output: str) -> None:
+    cluster.pd_workers[0].script = [output[:9], output[9:]]
+    reply = await cluster.ask(HELLO, tools=TOOLS, tool_choice=choice)
+    (call,) = reply.choices[0].message.tool_calls
+    assert (call.function.name, reply.choices[0].message.content) == ("look", None)
+    assert reply.choices[0].finish_reason == "tool_calls"
+    schema = json.loads(cluster.pd_workers[0].submits[0].sampling.output_format.json_schema)
+    assert schema["type"] == ("array" if choice == "required" else "object")
 
 
 @pytest.mark.parametrize(
@@ -167,50 +159,47 @@ async def test_a_forced_call_is_held_to_its_form(store: EmbeddingStore, choice: 
         ({"response_format": {"type": "json_object"}}, "response_format"),
     ],
 )
-async def test_a_form_that_the_worker_refuses_is_named_as_the_client_named_it(store, extra, param):
-    async with FakeCluster(store) as cluster:
-        refusal = common_pb2.Error(
-            code="invalid_request_error", message="response_format: too much", param="response_format"
-        )
-        cluster.pd_workers[0].refusals.append(refusal)
-        with pytest.raises(APIStatusError) as caught:
-            await cluster.ask(HELLO, **extra)
-        assert caught.value.body["param"] == param  # type: ignore[index]
-        assert f"{param}: too much" in caught.value.message
+async def test_a_form_that_the_worker_refuses_is_named_as_the_client_named_it(cluster, extra, param):
+    refusal = common_pb2.Error(
+        code="invalid_request_error", message="response_format: too much", param="response_format"
+    )
+    cluster.pd_workers[0].refusals.append(refusal)
+    with pytest.raises(APIStatusError) as caught:
+        await cluster.ask(HELLO, **extra)
+    assert caught.value.body["param"] == param  # type: ignore[index]
+    assert f"{param}: too much" in caught.value.message
 
 
-async def test_sampling_and_template_options_reach_the_worker(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        await cluster.ask(
-            [*HELLO, {"role": "assistant", "content": "I"}],
-            presence_penalty=0.5,
-            frequency_penalty=-0.5,
-            logit_bias={"7": -100},
-            response_format={"type": "json_object"},
-            extra_body={
-                "repetition_penalty": 1.5,
-                "min_p": 0.25,
-                "chat_template_kwargs": {"enable_thinking": False},
-                "continue_final_message": True,
-            },
-        )
-        (submit,) = cluster.pd_workers[0].submits
-        sampling = submit.sampling
-        assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.5)
-        assert (sampling.repetition_penalty, sampling.min_p) == (1.5, 0.25)
-        assert dict(sampling.logit_bias) == {7: -100.0}
-        assert sampling.output_format.json_object
-        assert json.loads(submit.template.variables) == {"enable_thinking": False}
-        assert (submit.template.no_generation_prompt, submit.template.continue_final_message) == (True, True)
+async def test_sampling_and_template_options_reach_the_worker(cluster: FakeCluster) -> None:
+    await cluster.ask(
+        [*HELLO, {"role": "assistant", "content": "I"}],
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        logit_bias={"7": -100},
+        response_format={"type": "json_object"},
+        extra_body={
+            "repetition_penalty": 1.5,
+            "min_p": 0.25,
+            "chat_template_kwargs": {"enable_thinking": False},
+            "continue_final_message": True,
+        },
+    )
+    (submit,) = cluster.pd_workers[0].submits
+    sampling = submit.sampling
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.5)
+    assert (sampling.repetition_penalty, sampling.min_p) == (1.5, 0.25)
+    assert dict(sampling.logit_bias) == {7: -100.0}
+    assert sampling.output_format.json_object
+    assert json.loads(submit.template.variables) == {"enable_thinking": False}
+    assert (submit.template.no_generation_prompt, submit.template.continue_final_message) == (True, True)
 
 
-async def test_a_workers_tool_format_decides_how_calls_are_read(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        cluster.pd_workers[0].tool_format = "qwen3_coder"
-        cluster.pd_workers[0].script = [
-            *("<tool", "_call>\n<function=look>\n", "<parameter=at>\n12\n</parameter>\n"),
-            "</function>\n</tool_call>",
-        ]
-        (choice,) = (await cluster.ask(HELLO, tools=TOOLS, max_tokens=99)).choices
-        (call,) = choice.message.tool_calls
-        assert (call.function.name, json.loads(call.function.arguments)) == ("look", {"at": "12"})
+async def test_a_workers_tool_format_decides_how_calls_are_read(cluster: FakeCluster) -> None:
+    cluster.pd_workers[0].tool_format = "qwen3_coder"
+    cluster.pd_workers[0].script = [
+        *("<tool", "_call>\n<function=look>\n", "<parameter=at>\n12\n</parameter>\n"),
+        "</function>\n</tool_call>",
+    ]
+    (choice,) = (await cluster.ask(HELLO, tools=TOOLS, max_tokens=99)).choices
+    (call,) = choice.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("look", {"at": "12"})

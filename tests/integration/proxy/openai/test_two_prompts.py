@@ -150,17 +150,15 @@ async def test_what_a_model_of_pictures_cannot_take_is_refused_by_field(store: E
         await cluster.at_rest()
 
 
-async def test_a_decoder_only_model_refuses_an_encoders_prompt(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster:
-        for fields, param in (
-            ({"encoder_prompt": "x"}, "encoder_prompt"),
-            ({"multi_modal_data": AUDIO}, "multi_modal_data.audio"),
-            ({"multi_modal_data": {"image": "data:image/png;base64,QQ=="}}, "multi_modal_data.image"),
-        ):
-            with pytest.raises(BadRequestError) as refused:
-                await _complete(cluster, **fields)
-            assert refused.value.param == param
-        await cluster.at_rest()
+async def test_a_decoder_only_model_refuses_an_encoders_prompt(cluster: FakeCluster) -> None:
+    for fields, param in (
+        ({"encoder_prompt": "x"}, "encoder_prompt"),
+        ({"multi_modal_data": AUDIO}, "multi_modal_data.audio"),
+        ({"multi_modal_data": {"image": "data:image/png;base64,QQ=="}}, "multi_modal_data.image"),
+    ):
+        with pytest.raises(BadRequestError) as refused:
+            await _complete(cluster, **fields)
+        assert refused.value.param == param
 
 
 async def test_a_speech_model_refuses_text_for_its_encoder_and_conversations(store: EmbeddingStore) -> None:

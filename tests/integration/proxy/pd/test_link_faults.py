@@ -51,12 +51,11 @@ class Altered:
         return getattr(self._real, name)
 
 
-async def test_a_worker_whose_process_has_changed_behind_the_stream_is_not_set_apart(store: Any) -> None:
-    async with FakeCluster(store) as cluster:
-        link = link_of(cluster)
-        assert await link.set_apart("a", 8)
-        cluster.pd_workers[0].incarnation += 1
-        assert not await link.set_apart("a", 8), "the end of its predecessor would be the request's fault"
+async def test_a_worker_whose_process_has_changed_behind_the_stream_is_not_set_apart(cluster):
+    link = link_of(cluster)
+    assert await link.set_apart("a", 8)
+    cluster.pd_workers[0].incarnation += 1
+    assert not await link.set_apart("a", 8), "the end of its predecessor would be the request's fault"
 
 
 def inject(link: PDLink, part: str, where: str, failures: float = 1) -> Faulty:
@@ -104,27 +103,23 @@ async def test_a_fault_at_an_event_sends_the_links_requests_elsewhere(store, cap
 
 
 @pytest.mark.parametrize("failures", [1, 2])
-async def test_a_fault_when_the_stream_stands_leaves_requests_with_an_answer(store, caplog, failures):
-    async with FakeCluster(store) as cluster:
-        asked = await streaming(cluster)
-        faulty = inject(link_of(cluster), "_owner", "attached", failures)
-        ended = inject(link_of(cluster), "_owner", "ended", failures=0)
-        break_and_go_on(cluster)
-        assert await asked == whole_text(12)
-        assert faulty.failed == failures
-        assert ended.called == 0, "no request is suspect of an error of the proxy's"
-        assert caplog.text.count("Fault: injected") == failures
-        await cluster.at_rest()
+async def test_a_fault_when_the_stream_stands_leaves_requests_with_an_answer(cluster, caplog, failures):
+    asked = await streaming(cluster)
+    faulty = inject(link_of(cluster), "_owner", "attached", failures)
+    ended = inject(link_of(cluster), "_owner", "ended", failures=0)
+    break_and_go_on(cluster)
+    assert await asked == whole_text(12)
+    assert faulty.failed == failures
+    assert ended.called == 0, "no request is suspect of an error of the proxy's"
+    assert caplog.text.count("Fault: injected") == failures
 
 
-async def test_a_fault_while_notices_are_sent_leaves_no_request_without_an_answer(store, caplog):
-    async with FakeCluster(store) as cluster:
-        link = link_of(cluster)
-        faulty = link._stub.NotifyItems = Faulty(link._stub.NotifyItems, 1)
-        assert await cluster.stream(user("?", picture("p"))) == whole_text(8)
-        assert faulty.failed == 1
-        assert "Fault: injected" in caplog.text
-        await cluster.at_rest()
+async def test_a_fault_while_notices_are_sent_leaves_no_request_without_an_answer(cluster, caplog):
+    link = link_of(cluster)
+    faulty = link._stub.NotifyItems = Faulty(link._stub.NotifyItems, 1)
+    assert await cluster.stream(user("?", picture("p"))) == whole_text(8)
+    assert faulty.failed == 1
+    assert "Fault: injected" in caplog.text
 
 
 def test_pauses_grow_with_errors_in_a_row_up_to_a_limit() -> None:

@@ -110,7 +110,6 @@ class Pair:
         self.link.track(name, 1, ())
 
     def break_stream(self) -> None:
-        assert self.link._call is not None
         self.link._call.cancel()
 
 
@@ -136,6 +135,12 @@ async def pair(texts: TokenTexts | None = None) -> AsyncIterator[Pair]:
         await grpc_server.stop(1.0)
 
 
+@pytest.fixture
+async def both() -> AsyncIterator[Pair]:
+    async with pair() as both:
+        yield both
+
+
 def names(name: str) -> dict[str, Any]:
     return {"proxy_id": PROXY, "request_id": name, "attempt": 1}
 
@@ -144,45 +149,42 @@ def finished(name: str) -> RequestFinished:
     return RequestFinished(reason=FinishReason.STOP, usage=Usage(1, 1, 0), timings=PDTimings(), **names(name))
 
 
-async def test_more_requests_than_one_call_names_are_all_taken_up_again() -> None:
-    async with pair() as both:
-        requests = [f"{number:032x}" for number in range(CALL_REQUESTS + 100)]
-        for name in requests:
-            both.open(name)
-        assert both.streams.open(PROXY, "unwanted", 1)
-        both.break_stream()
-        await until(lambda: both.heard.streams == 2, "the second stream")
-        both.streams.deliver(finished(name) for name in requests)
-        await until(lambda: len(both.heard.events) >= len(requests), "all ends")
-        assert sorted(both.heard.ids("finished")) == requests
-        assert both.heard.losses == []
-        assert both.cancelled == ["unwanted"]
+async def test_more_requests_than_one_call_names_are_all_taken_up_again(both: Pair) -> None:
+    requests = [f"{number:032x}" for number in range(CALL_REQUESTS + 100)]
+    for name in requests:
+        both.open(name)
+    assert both.streams.open(PROXY, "unwanted", 1)
+    both.break_stream()
+    await until(lambda: both.heard.streams == 2, "the second stream")
+    both.streams.deliver(finished(name) for name in requests)
+    await until(lambda: len(both.heard.events) >= len(requests), "all ends")
+    assert sorted(both.heard.ids("finished")) == requests
+    assert both.heard.losses == []
+    assert both.cancelled == ["unwanted"]
 
 
-async def test_requests_of_every_call_that_are_unknown_here_are_lost() -> None:
-    async with pair() as both:
-        requests = [f"{number:032x}" for number in range(CALL_REQUESTS + 100)]
-        for name in requests:
-            both.link.track(name, 1, ())
-        both.break_stream()
-        await until(lambda: len(both.heard.events) >= len(requests), "all losses")
-        assert both.heard.ids("lost") == requests
+async def test_requests_of_every_call_that_are_unknown_here_are_lost(both: Pair) -> None:
+    requests = [f"{number:032x}" for number in range(CALL_REQUESTS + 100)]
+    for name in requests:
+        both.link.track(name, 1, ())
+    both.break_stream()
+    await until(lambda: len(both.heard.events) >= len(requests), "all losses")
+    assert both.heard.ids("lost") == requests
 
 
-async def test_what_is_sent_again_after_a_break_may_exceed_a_message() -> None:
+async def test_what_is_sent_again_after_a_break_may_exceed_a_message(both: Pair) -> None:
     """Prompts of more bytes than gRPC takes at once, all of them admitted before the break."""
     prompt = tuple(range(100_000, 200_000))
-    async with pair() as both:
-        requests = [f"{number:032x}" for number in range(MESSAGE_LIMIT // (3 * len(prompt)) + 2)]
-        for name in requests:
-            both.open(name)
-            both.streams.deliver([RequestAdmitted(prompt_token_ids=prompt, placements=(), **names(name))])
-            await until(lambda name=name: both.heard.ids("admitted")[-1:] == [name], "the admission")
-        both.heard.events.clear()
-        both.break_stream()
-        await until(lambda: len(both.heard.ids("admitted")) >= len(requests), "all admissions again")
-        assert both.heard.ids("admitted") == requests
-        assert both.heard.streams == 2
+    requests = [f"{number:032x}" for number in range(MESSAGE_LIMIT // (3 * len(prompt)) + 2)]
+    for name in requests:
+        both.open(name)
+        both.streams.deliver([RequestAdmitted(prompt_token_ids=prompt, placements=(), **names(name))])
+        await until(lambda name=name: both.heard.ids("admitted")[-1:] == [name], "the admission")
+    both.heard.events.clear()
+    both.break_stream()
+    await until(lambda: len(both.heard.ids("admitted")) >= len(requests), "all admissions again")
+    assert both.heard.ids("admitted") == requests
+    assert both.heard.streams == 2
 
 
 async def test_much_output_comes_in_pieces_and_its_end_last() -> None:
@@ -210,49 +212,46 @@ async def test_much_output_comes_in_pieces_and_its_end_last() -> None:
         assert both.heard.events[-1].HasField("finished")
 
 
-async def test_the_losses_of_a_worker_that_leaves_come_after_all_pieces() -> None:
-    async with pair() as both:
-        count = MESSAGE_BYTES // 32
-        for name in ("r1", "r2"):
-            both.open(name)
-            both.streams.deliver(
-                NewTokens(position=at, token_ids=(1,), text="t", **names(name)) for at in range(count)
-            )
-        both.streams.shut_down()
-        await until(lambda: len(both.heard.ids("lost")) == 2, "both losses")
-        received = {name: 0 for name in ("r1", "r2")}
-        for event in both.heard.events:
-            if event.HasField("lost"):
-                assert received[event.request_id] == count
-            received[event.request_id] += len(event.tokens.token_ids)
+async def test_the_losses_of_a_worker_that_leaves_come_after_all_pieces(both: Pair) -> None:
+    count = MESSAGE_BYTES // 32
+    for name in ("r1", "r2"):
+        both.open(name)
+        both.streams.deliver(
+            NewTokens(position=at, token_ids=(1,), text="t", **names(name)) for at in range(count)
+        )
+    both.streams.shut_down()
+    await until(lambda: len(both.heard.ids("lost")) == 2, "both losses")
+    received = {name: 0 for name in ("r1", "r2")}
+    for event in both.heard.events:
+        if event.HasField("lost"):
+            assert received[event.request_id] == count
+        received[event.request_id] += len(event.tokens.token_ids)
 
 
-async def test_more_notices_and_cancels_than_one_call_takes_all_arrive() -> None:
-    async with pair() as both:
-        requests = [f"{number:032x}" for number in range(CALL_REQUESTS + 100)]
-        keys = [f"{number:064x}" for number in range(MAX_KEYS + 100)]
-        for name in requests:
-            both.open(name)
-        for name in requests:
-            both.link.forget(name)
-            both.link.cancel(name)
-        both.link.notify(tuple(keys), {})
-        await until(lambda: len(both.engine.ready) >= len(keys), "all notices")
-        await until(lambda: len(both.cancelled) >= len(requests), "all cancels")
-        assert (both.engine.ready, both.cancelled) == (keys, requests)
+async def test_more_notices_and_cancels_than_one_call_takes_all_arrive(both: Pair) -> None:
+    requests = [f"{number:032x}" for number in range(CALL_REQUESTS + 100)]
+    keys = [f"{number:064x}" for number in range(MAX_KEYS + 100)]
+    for name in requests:
+        both.open(name)
+    for name in requests:
+        both.link.forget(name)
+        both.link.cancel(name)
+    both.link.notify(tuple(keys), {})
+    await until(lambda: len(both.engine.ready) >= len(keys), "all notices")
+    await until(lambda: len(both.cancelled) >= len(requests), "all cancels")
+    assert (both.engine.ready, both.cancelled) == (keys, requests)
 
 
-async def test_an_attach_whose_names_went_to_another_process_fails_and_is_made_anew() -> None:
-    async with pair() as both:
-        stub = both.link._stub
-        with pytest.raises(aio.AioRpcError) as caught:
-            async for _ in stub.Attach(pd_pb2.AttachRequest(proxy_id="other", round="x", named_before=5)):
-                pass
-        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-        named = [pd_pb2.Reattach(request_id=f"{number}", attempt=1) for number in range(5)]
-        for round in ("a", "b"):
-            await stub.NameRequests(pd_pb2.AttachRequest(proxy_id="p", round=round, requests=named))
-        call = stub.Attach(pd_pb2.AttachRequest(proxy_id="p", round="b", named_before=5))
-        step = await asyncio.wait_for(call.read(), 20)
-        assert [event.request_id for event in step.events] == [str(number) for number in range(5)]
-        call.cancel()
+async def test_an_attach_whose_names_went_to_another_process_fails_and_is_made_anew(both: Pair) -> None:
+    stub = both.link._stub
+    with pytest.raises(aio.AioRpcError) as caught:
+        async for _ in stub.Attach(pd_pb2.AttachRequest(proxy_id="other", round="x", named_before=5)):
+            pass
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    named = [pd_pb2.Reattach(request_id=f"{number}", attempt=1) for number in range(5)]
+    for round in ("a", "b"):
+        await stub.NameRequests(pd_pb2.AttachRequest(proxy_id="p", round=round, requests=named))
+    call = stub.Attach(pd_pb2.AttachRequest(proxy_id="p", round="b", named_before=5))
+    step = await asyncio.wait_for(call.read(), 20)
+    assert [event.request_id for event in step.events] == [str(number) for number in range(5)]
+    call.cancel()

@@ -1,25 +1,29 @@
-"""What the store does on one server, it does on every topology."""
+"""What holds in every topology, and a name that moves."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
+from support.stores.server import StoreServer
+from support.stores.traffic import Traffic
 from triptych.base.scaling import PoolDemand, ScalingDecision
 from triptych.base.types import WorkerInfo
 from triptych.registry.leases import Lease, Leases, OwnedBy
 from triptych.registry.registry import Registry
 from triptych.registry.scaling import ScalingBoard
-from triptych.store import codec
+from triptych.store import bulk, codec
 from triptych.store.bulk import Loaded, Missing, SaveResult
 from triptych.store.embedding_store import EmbeddingStore
 
 
-async def test_many_items_are_saved_looked_up_and_loaded_byte_for_byte(
-    topology_store: EmbeddingStore,
-) -> None:
+async def test_many_items_are_saved_looked_up_and_loaded_byte_for_byte(topology_store):
     plans = [make_plan(f"item {n}", rows=50 + n, width=64) for n in range(40)]
     saved = await asyncio.gather(*(topology_store.save(plan, make_body(plan), ttl=60) for plan in plans))
     assert set(saved) == {SaveResult.STORED}
@@ -33,9 +37,7 @@ async def test_many_items_are_saved_looked_up_and_loaded_byte_for_byte(
     assert await topology_store.load(absent, fresh_buffer) == Missing("no such key", "")
 
 
-async def test_a_value_in_parts_is_saved_renewed_loaded_and_replaced(
-    topology_store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_value_in_parts_is_saved_renewed_loaded_and_replaced(topology_store, monkeypatch):
     monkeypatch.setattr(codec, "PART_BYTES", 1 << 20)
     plans = [make_plan(f"large {n}", rows=1000, width=700) for n in range(4)]
     for plan in plans:
@@ -88,3 +90,72 @@ async def test_a_cancelled_load_does_not_disturb_the_next_one(topology_store: Em
     for plan in plans:
         loaded = await topology_store.load(plan, fresh_buffer)
         assert isinstance(loaded, Loaded) and bytes(loaded.body) == make_body(plan)
+
+
+NAME = "store.example"
+
+
+class Names:
+    """What the name resolves to."""
+
+    def __init__(self) -> None:
+        self.host = "127.0.0.1"
+
+    def getaddrinfo(self, host: object, *args: Any, **kwargs: Any) -> Any:
+        return _RESOLVE(self.host if host == NAME else host, *args, **kwargs)
+
+
+_RESOLVE = socket.getaddrinfo
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Names:
+    made = Names()
+    monkeypatch.setattr(socket, "getaddrinfo", made.getaddrinfo)
+    return made
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[list[StoreServer]]:
+    """Two servers at one port of two addresses."""
+    first = StoreServer(tmp_path / "a")
+    second = StoreServer(tmp_path / "b", host="127.0.0.2", port=first.port)
+    try:
+        for server in (first, second):
+            server.start()
+        yield [first, second]
+    finally:
+        first.kill()
+        second.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["killed", "made a replica"])
+async def test_clients_go_to_the_new_host(two, names, monkeypatch, fault):
+    """A server that is made a replica keeps its connections, and answers reads on them."""
+    monkeypatch.setattr(bulk, "MAX_AGE", 0.3)
+    first, second = two
+    second.call("REPLICAOF", "127.0.0.1", first.port)
+    url = f"redis://{NAME}:{first.port}/0"
+    writer, reader = [await EmbeddingStore.connect(url) for _ in range(2)]
+    try:
+        async with Traffic(writer, reader) as traffic:
+            second.call("REPLICAOF", "NO", "ONE")
+            names.host = "127.0.0.2"
+            if fault == "killed":
+                await asyncio.to_thread(first.kill)
+            else:
+                first.call("REPLICAOF", "127.0.0.2", second.port)
+            await traffic.more(120)
+            assert not traffic.wrong
+        await asyncio.sleep(0.3)
+        if fault == "made a replica":
+            first.call("REPLICAOF", "127.0.0.1", 1)
+        plan = make_plan("written after it")
+        assert await writer.save(plan, make_body(plan), ttl=60) is SaveResult.STORED
+        assert second.call("EXISTS", f"ec:{{{plan.mm_hash}}}") == 1
+        assert await writer.look_up([(plan.mm_hash, NAMESPACE)]) == [plan]
+        assert isinstance(await reader.load(plan, fresh_buffer), Loaded)
+    finally:
+        await writer.close()
+        await reader.close()

@@ -119,9 +119,7 @@ async def test_a_slot_on_the_way_is_read_and_written_on_both_sides(cluster: Clus
 
 
 @pytest.mark.slow
-async def test_a_slot_whose_owner_dies_after_it_moved_away_is_found_at_once(
-    own_cluster: ClusterServers,
-) -> None:
+async def test_a_slot_whose_owner_dies_after_it_moved_away_is_found_at_once(own_cluster):
     """The clients have read the slot map just before: it counts no longer once a server has failed."""
     source, target, _ = own_cluster.primaries
     plan = on(own_cluster, source, "item")
@@ -134,9 +132,7 @@ async def test_a_slot_whose_owner_dies_after_it_moved_away_is_found_at_once(
 
 
 @pytest.mark.slow
-async def test_a_redirect_to_a_node_that_is_not_known_yet_is_followed(
-    own_cluster: ClusterServers, tmp_path: Path
-) -> None:
+async def test_a_redirect_to_a_node_that_is_not_known_yet_is_followed(own_cluster, tmp_path):
     source = own_cluster.primaries[0]
     plan = on(own_cluster, source, "item")
     slot = slot_of(keys.embedding(plan.mm_hash))
@@ -153,9 +149,7 @@ async def test_a_redirect_to_a_node_that_is_not_known_yet_is_followed(
         assert await writer.look_up([(plan.mm_hash, NAMESPACE)]) == [plan]
 
 
-async def test_a_value_in_parts_that_is_half_moved_is_whole_or_a_miss(
-    cluster: ClusterServers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_value_in_parts_that_is_half_moved_is_whole_or_a_miss(cluster, monkeypatch):
     monkeypatch.setattr(codec, "PART_BYTES", 1 << 18)
     source, target, _ = cluster.primaries
     plan = on(cluster, source, "large", rows=500, width=700)
@@ -175,9 +169,7 @@ async def test_a_value_in_parts_that_is_half_moved_is_whole_or_a_miss(
 
 
 @pytest.mark.slow
-async def test_slots_move_under_load_and_nothing_is_wrong_or_encoded_again(
-    own_cluster: ClusterServers, tmp_path: Path
-) -> None:
+async def test_slots_move_under_load_and_nothing_is_wrong_or_encoded_again(own_cluster, tmp_path):
     source, target, _ = own_cluster.primaries
     newcomer = cluster_node(tmp_path / "newcomer", tool("redis-server"))
     newcomer.start()
@@ -200,9 +192,7 @@ async def test_slots_move_under_load_and_nothing_is_wrong_or_encoded_again(
 
 
 @pytest.mark.slow
-async def test_a_dead_node_without_a_replica_takes_only_its_own_items_away(
-    own_cluster: ClusterServers,
-) -> None:
+async def test_a_dead_node_without_a_replica_takes_only_its_own_items_away(own_cluster):
     home = owner_of(own_cluster, keys.EPOCH)
     victim = next(node for node in own_cluster.primaries if node is not home)
     theirs = on(own_cluster, victim, "theirs")
@@ -261,9 +251,7 @@ async def test_a_replica_takes_over_under_load_and_nothing_is_wrong(tmp_path: Pa
 
 
 @pytest.mark.slow
-async def test_a_node_that_stands_still_costs_a_timeout_and_no_wrong_answer(
-    own_cluster: ClusterServers,
-) -> None:
+async def test_a_node_that_stands_still_costs_a_timeout_and_no_wrong_answer(own_cluster):
     home = owner_of(own_cluster, keys.EPOCH)
     victim = next(node for node in own_cluster.primaries if node is not home)
     theirs, others = on(own_cluster, victim, "theirs"), on(own_cluster, home, "others")
@@ -283,9 +271,7 @@ async def test_a_node_that_stands_still_costs_a_timeout_and_no_wrong_answer(
         assert await is_right(reader, theirs)
 
 
-async def test_a_single_server_is_not_taken_for_a_cluster_nor_the_reverse(
-    cluster: ClusterServers, tmp_path: Path
-) -> None:
+async def test_a_single_server_is_not_taken_for_a_cluster_nor_the_reverse(cluster, tmp_path):
     single = StoreServer(tmp_path / "single")
     single.start()
     try:

@@ -59,9 +59,7 @@ async def test_a_killed_primary_is_replaced_under_load_and_nothing_is_wrong(watc
 
 
 @pytest.mark.slow
-async def test_a_planned_failover_moves_readers_and_writers(
-    watched_redis: WatchedServers,
-) -> None:
+async def test_a_planned_failover_moves_readers_and_writers(watched_redis):
     """The old primary lives on as a replica, and would still answer a GET."""
     first = watched_redis.primary
     writer, reader = [await EmbeddingStore.connect(watched_redis.url) for _ in range(2)]

@@ -1,29 +1,72 @@
-"""The chart renders, lints and is valid Kubernetes, for every example."""
+"""The chart renders for all combinations of values."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+from kubernetes_validate.utils import schema_contents  # type: ignore[import-untyped]
+from referencing import Registry, Resource
 
-from support.kubernetes.chart import CASES, CHART, case, notes, render, render_upgrade
+from support.kubernetes.chart import CASES, CHART, Manifest, case, notes, render, render_upgrade
+from support.kubernetes.combinations import GIVEN, VLLM, merged, rows
+from support.kubernetes.commands import check_command, services
+from support.kubernetes.faults import faults, store_users
 from support.kubernetes.manifests import (
     SecretKey,
     called,
+    containers,
     main_container,
     of_kind,
     secrets_made,
     secrets_read,
 )
-from support.kubernetes.validation import validate
 from triptych import __version__
 from triptych.base.config import TlsFiles
 from triptych.base.errors import ConfigError
 from triptych.base.rpc.tls.material import read_material
+
+_CUSTOM = Path(__file__).parents[3] / "support" / "kubernetes" / "custom_resources.json"
+
+
+def validate(manifest: Manifest, version: str) -> None:
+    """ValidationError for a field that the object's kind does not have, or a value that it does not take.
+
+    `version` is Kubernetes', like "1.30".
+    """
+    group, _, number = manifest["apiVersion"].rpartition("/")
+    if "." in group and not group.endswith(".k8s.io") or group.startswith(("gateway.", "inference.")):
+        _custom().validate(manifest)
+        return
+    short = "-".join(one for one in (group.partition(".")[0], number) if one)
+    _kubernetes(f"{manifest['kind'].lower()}-{short}", version).validate(manifest)
+
+
+@cache
+def _custom() -> Draft202012Validator:
+    return Draft202012Validator(json.loads(_CUSTOM.read_text(encoding="utf-8")))
+
+
+@cache
+def _kubernetes(name: str, version: str) -> Draft202012Validator:
+    folder = f"kubernetes-json-schema/v{version}.0-local-strict"
+    schema = schema_contents(f"{folder}/{name}.json", version)
+    registry: Registry[object] = Resource.from_contents(schema) @ _definitions(folder, version)
+    return Draft202012Validator(schema, registry=registry)
+
+
+@cache
+def _definitions(folder: str, version: str) -> Registry[object]:
+    found: Registry[object] = Registry()
+    return Resource.from_contents(schema_contents(f"{folder}/_definitions.json", version)) @ found
+
 
 #: The oldest version that the chart allows, and the newest one with a schema.
 VERSIONS = ("1.30", "1.37")
@@ -163,3 +206,54 @@ def test_the_charts_own_certificate_is_one_of_services_keda_and_the_store(tmp_pa
         assert 3640 < (material.not_after - time.time()) / 86400 < 3651
     with pytest.raises(ConfigError, match="mismatch"):
         read_material(TlsFiles(cert, key, ca, "blue-store-0.others.svc"))
+
+
+ROWS = rows()
+#: Secrets that the examples name.
+OF_EXAMPLES = GIVEN | {
+    "triptych-internal": GIVEN["tokens"],
+    "triptych-keys": GIVEN["keys"],
+    "redis-ca": GIVEN["certificates"],
+    "triptych-tls": GIVEN["certificates"],
+    "triptych-store": GIVEN["roles"],
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_example_has_a_fault(name: str) -> None:
+    assert faults(case(name), OF_EXAMPLES if name == "external-redis" else {}) == []
+
+
+@pytest.mark.parametrize("at", range(len(ROWS)))
+def test_no_combination_has_a_fault(at: int) -> None:
+    manifests = render(ROWS[at])
+    assert faults(manifests, GIVEN) == [], ROWS[at]
+    for manifest in manifests:
+        validate(manifest, "1.37")
+    for manifest in services(manifests):
+        check_command(manifest)
+    names = Counter((one["kind"], one["metadata"]["name"]) for one in manifests)
+    assert max(names.values()) == 1
+
+
+def test_the_store_is_replaced_when_its_users_change_and_never_else() -> None:
+    found = [render(values) for values in ROWS if "mode" not in values.get("store", {})]
+    made = [
+        one for one in found if any("users.acl" in secret["stringData"] for secret in of_kind(one, "Secret"))
+    ]
+    users, checksums = zip(*{store_users(one) for one in made}, strict=True)
+    assert len(users) == len(set(users)) == len(set(checksums)) > 1
+
+
+def test_a_pool_with_a_user_of_its_own_replaces_the_store() -> None:
+    colocated = {"colocatedPools": [{"name": "a"}]}
+    vllm = merged({"model": {"source": "image", "name": "m", "image": {"reference": "r.example/m:1"}}}, VLLM)
+    found = [store_users(render(values)) for values in ({}, colocated, vllm, merged(colocated, vllm))]
+    names = [users.split()[4:] for users, _ in found]
+    assert names == [[], ["triptych-colocated"], ["triptych-vllm"], ["triptych-colocated", "triptych-vllm"]]
+    assert len({checksum for _, checksum in found}) == 4
+
+
+def test_no_container_has_a_cpu_limit_by_default() -> None:
+    for manifest in of_kind(case("defaults"), "Deployment", "StatefulSet"):
+        assert not [one for one in containers(manifest) if "cpu" in one["resources"]["limits"]]

@@ -1,6 +1,8 @@
-"""The encoder cache, outputs that are served, and roles that do not transfer."""
+"""Caches of the connector: outputs, and the store in memory."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, Encode
 from triptych.ec_connector.connectors.memory import MemoryStore, OutputCache
 from triptych.ec_connector.connectors.served_outputs import NotFiniteError, ServedOutputs
 from triptych.ec_connector.factory import ECConnectorFactory
-from triptych.ec_connector.metadata import Fetch, TransferMetadata
+from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
 from triptych.store.codec import PendingHead, encode_head, write_id_of
 
 
@@ -74,7 +76,6 @@ def served(limit: int = 1 << 20) -> ServedOutputs:
 def offered(outputs: ServedOutputs, name: str) -> tuple[ItemPlan, EmbeddingSource]:
     plan = make_plan(name, rows=100, width=16)
     output = outputs.offer(plan, PendingHead(plan, ttl=60), memoryview(bytes(plan.nbytes)))
-    assert output is not None
     return plan, output.source
 
 
@@ -135,7 +136,6 @@ def test_what_is_being_read_again_keeps_its_bytes() -> None:
     outputs.stored(plan.mm_hash)
     assert read(outputs, source)
     with outputs.reading(source.name) as output:
-        assert output is not None
         before = bytes(output.view)
         offered(outputs, "two")
         assert bytes(output.view) == before and outputs.nbytes == 2 * SIZE
@@ -201,3 +201,89 @@ def test_a_save_by_a_consumer_is_reported_as_unsaved_with_the_reason(config):
 def test_another_role_is_refused_with_those_that_there_are():
     with pytest.raises(ValueError, match="ec_role 'reader': use one of both, producer, consumer"):
         ECTransferConfig(ec_role="reader")
+
+
+NAMESPACE = "n" * 64
+ROW = 16
+
+
+def stored_output(key: str, rows: int = 1) -> EncoderOutput:
+    return EncoderOutput(ItemPlan(key, NAMESPACE, "image", rows, 4, "float32", rows), torch.ones(rows, 4))
+
+
+def published(store: MemoryStore, *outputs: EncoderOutput) -> None:
+    for one in outputs:
+        store.publish(one)
+
+
+def test_outputs_that_no_load_awaits_are_evicted_before_published_ones():
+    store = MemoryStore(4 * ROW)
+    waiting = stored_output("waiting")
+    published(store, waiting)
+    for index in range(10):
+        passing = stored_output(f"passing-{index}")
+        published(store, passing)
+        assert store.load(passing.plan) is passing
+    assert store.nbytes == 4 * ROW
+    assert store.load(waiting.plan) is waiting
+
+
+def test_a_loaded_item_stays_while_there_is_room_and_makes_room_then():
+    store = MemoryStore(2 * ROW)
+    first = stored_output("first")
+    published(store, first)
+    assert store.load(first.plan) is first
+    assert store.awaited_bytes == 0
+    assert store.load(first.plan) is first
+    published(store, stored_output("second"), stored_output("third"))
+    assert store.load(first.plan) is None
+    assert store.nbytes == 2 * ROW
+
+
+def test_items_that_are_never_loaded_do_not_fill_the_store_for_ever():
+    store = MemoryStore(4 * ROW)
+    published(store, *(stored_output(f"left-{index}") for index in range(100)))
+    assert store.awaited_bytes == 2 * ROW
+    assert store.nbytes == 4 * ROW
+    keys = list(store)
+    assert keys[-1] == "left-99"
+
+
+def test_one_item_stays_however_large():
+    store = MemoryStore(ROW)
+    large = stored_output("large", rows=9)
+    published(store, large)
+    assert store.load(large.plan) is large
+
+
+def test_another_plan_or_namespace_of_a_key_is_not_what_was_asked_for():
+    store = MemoryStore()
+    mine = stored_output("mine")
+    published(store, mine)
+    assert store.load(dataclasses.replace(mine.plan, width=8)) is None
+    assert store.load(mine.plan) is mine
+
+
+async def test_a_look_up_tells_plans_and_keeps_what_it_has_found():
+    store = MemoryStore(4 * ROW)
+    found = stored_output("found")
+    published(store, found)
+    store.load(found.plan)
+    asked = [("found", NAMESPACE), ("found", "m" * 64), ("gone", NAMESPACE)]
+    assert await store.look_up(asked) == [found.plan, None, None]
+    assert store.awaited_bytes == ROW
+
+
+def test_from_save_to_cache_a_value_is_the_same_tensor():
+    store = MemoryStore()
+    config = ECTransferConfig(connector="memory", store=store)
+    worker = ECConnectorFactory.create_connector(config, ECConnectorRole.WORKER)
+    made, cache = stored_output("a" * 64), {}
+    worker.save_caches({made.plan.mm_hash: made}, made.plan.mm_hash)
+    copy = LoadId(made.plan.mm_hash, 1)
+    worker.start_load_caches(TransferMetadata(1, (Fetch(made.plan, 1),), (copy,)), cache)
+    assert cache[made.plan.mm_hash].data is made.data
+    assert worker.get_finished().loaded == [made.plan.mm_hash]
+    store.clear()
+    assert store.awaited_bytes == 0
+    worker.shutdown()

@@ -8,12 +8,7 @@ import pytest
 
 from support.data.items import make_plan
 from triptych.base.types import ItemPlan, MMFeature, Placement
-from triptych.ec_connector.base import (
-    ECConnectorOutput,
-    ECTransferConfig,
-    FailedLoad,
-    Presence,
-)
+from triptych.ec_connector.base import ECConnectorOutput, ECTransferConfig, FailedLoad, Presence
 from triptych.ec_connector.connectors.scheduler_role import TableScheduler
 from triptych.ec_connector.metadata import LoadId, Reports, TransferMetadata
 
@@ -246,9 +241,7 @@ FIRST, SECOND = (
 
 
 @pytest.mark.parametrize("move_first", [True, False])
-def test_the_end_of_an_earlier_loads_move_does_not_hide_that_a_later_load_has_arrived(
-    move_first: bool,
-) -> None:
+def test_the_end_of_an_earlier_loads_move_does_not_hide_that_a_later_load_has_arrived(move_first):
     role, reports = TableScheduler(ECTransferConfig()), Reports(lambda: None)
     generations = []
     for request in FIRST, SECOND:  # the first one ends while its item is being moved

@@ -139,7 +139,6 @@ async def test_an_output_that_is_kept_keeps_its_producer(t: Traced) -> None:
     waiter = t.join(new_context(sampled=True))
     t.producers.note(waiter.spec.mm_hash, to_bytes(earlier))
     waiter.job.output = object()  # type: ignore[assignment]
-    assert waiter.job.trace is not None
     waiter.job.trace.encoding(waiter.job, t.producers)
     assert t.producers.links(waiter.spec.mm_hash) == (earlier,)
 

@@ -151,9 +151,7 @@ async def test_an_item_leased_by_another_worker_fails_with_its_address() -> None
 
 
 @pytest.mark.parametrize("error", [None, StoreUnavailable("gone")])
-async def test_items_are_claimed_when_the_store_does_not_answer(
-    error: Exception | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_items_are_claimed_when_the_store_does_not_answer(error, monkeypatch):
     monkeypatch.setattr(single_flight, "LOOK_UP_SECONDS", 0.01)
     f = Flights()
     f.store.error, f.store.delay = error, 0.0 if error else 60.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -77,34 +76,30 @@ def _any(*fakes: object) -> list[Any]:
     return list(fakes)
 
 
-@asynccontextmanager
-async def running(**options: Any) -> AsyncIterator[Worker]:
-    worker = Worker(**options)
+@pytest.fixture
+async def worker(request: pytest.FixtureRequest) -> AsyncIterator[Worker]:
+    worker = Worker(**getattr(request, "param", {}))
     worker.loop.start()
-    try:
-        yield worker
-    finally:
-        await worker.loop.stop()
+    yield worker
+    await worker.loop.stop()
 
 
-async def test_an_item_is_preprocessed_and_its_media_room_released() -> None:
-    async with running() as worker:
-        waiter = await worker.planned("a")
-        assert worker.events["a"] == [Planned(plan("a"))]
-        assert worker.preparer.prepared == [b"a"]
-        assert worker.budget.nbytes == 0
-        assert waiter.job.timings.preprocess >= 0
+async def test_an_item_is_preprocessed_and_its_media_room_released(worker: Worker) -> None:
+    waiter = await worker.planned("a")
+    assert worker.events["a"] == [Planned(plan("a"))]
+    assert worker.preparer.prepared == [b"a"]
+    assert worker.budget.nbytes == 0
+    assert waiter.job.timings.preprocess >= 0
 
 
-async def test_a_kept_output_replaces_preprocessing_and_goes_to_the_engine() -> None:
-    async with running() as worker:
-        worker.outputs["a"] = output("a")
-        waiter = worker.join("a")
-        await until(lambda: worker.events["a"], "the plan")
-        worker.streams.permit(waiter)
-        await until(lambda: worker.engine.batches, "a batch")
-        assert worker.preparer.prepared == []
-        assert worker.engine.batches[0][0] == ["a"]
+async def test_a_kept_output_replaces_preprocessing_and_goes_to_the_engine(worker: Worker) -> None:
+    worker.outputs["a"] = output("a")
+    waiter = worker.join("a")
+    await until(lambda: worker.events["a"], "the plan")
+    worker.streams.permit(waiter)
+    await until(lambda: worker.engine.batches, "a batch")
+    assert worker.preparer.prepared == []
+    assert worker.engine.batches[0][0] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -114,109 +109,96 @@ async def test_a_kept_output_replaces_preprocessing_and_goes_to_the_engine() -> 
         (ZeroDivisionError("a bug"), "image", False),
     ],
 )
-async def test_an_item_that_cannot_be_preprocessed_fails_its_job_alone(
-    error: Exception, param: str, retryable: bool
-) -> None:
-    async with running() as worker:
-        bad = worker.join("bad")
-        await worker.send(bad)
-        worker.preparer.error = error
-        await until(lambda: worker.events["bad"], "the failure")
-        [failed] = worker.events["bad"]
-        assert isinstance(failed, Failed)
-        assert (failed.error.param, failed.retryable) == (param, retryable)
-        assert "a bug" not in failed.error.message
-        assert worker.budget.nbytes == 0
-        worker.preparer.error = None
-        await worker.planned("good")
+async def test_an_item_that_cannot_be_preprocessed_fails_its_job_alone(worker, error, param, retryable):
+    bad = worker.join("bad")
+    await worker.send(bad)
+    worker.preparer.error = error
+    await until(lambda: worker.events["bad"], "the failure")
+    [failed] = worker.events["bad"]
+    assert isinstance(failed, Failed)
+    assert (failed.error.param, failed.retryable) == (param, retryable)
+    assert "a bug" not in failed.error.message
+    assert worker.budget.nbytes == 0
+    worker.preparer.error = None
+    await worker.planned("good")
 
 
-async def test_an_item_whose_metadata_no_stored_value_can_have_is_refused_before_the_tower() -> None:
-    async with running() as worker:
-        worker.preparer.layout = tuple(range(3000))
-        waiter = worker.join("a")
-        await worker.send(waiter)
-        await until(lambda: worker.events["a"], "the failure")
-        [failed] = worker.events["a"]
-        assert isinstance(failed, Failed) and not failed.retryable
-        assert failed.error.param == "image" and "too many runs" in failed.error.message
-        assert worker.engine.batches == []
+async def test_an_item_whose_metadata_no_stored_value_can_have_is_refused_before_the_tower(worker):
+    worker.preparer.layout = tuple(range(3000))
+    waiter = worker.join("a")
+    await worker.send(waiter)
+    await until(lambda: worker.events["a"], "the failure")
+    [failed] = worker.events["a"]
+    assert isinstance(failed, Failed) and not failed.retryable
+    assert failed.error.param == "image" and "too many runs" in failed.error.message
+    assert worker.engine.batches == []
 
 
-async def test_one_batch_is_in_the_tower_at_a_time() -> None:
-    async with running() as worker:
-        first, second = await worker.planned("a"), await worker.planned("b")
-        worker.streams.permit(first)
-        await until(lambda: worker.engine.batches, "the first batch")
-        worker.streams.permit(second)
-        await asyncio.sleep(0.02)
-        assert [keys for keys, _ in worker.engine.batches] == [["a"]]
-        worker.engine.batches[0][1].set_result(BatchDone(1, 1, 0.1))
-        await until(lambda: len(worker.engine.batches) == 2, "the second batch")
-        assert worker.engine.batches[1][0] == ["b"]
+async def test_one_batch_is_in_the_tower_at_a_time(worker: Worker) -> None:
+    first, second = await worker.planned("a"), await worker.planned("b")
+    worker.streams.permit(first)
+    await until(lambda: worker.engine.batches, "the first batch")
+    worker.streams.permit(second)
+    await asyncio.sleep(0.02)
+    assert [keys for keys, _ in worker.engine.batches] == [["a"]]
+    worker.engine.batches[0][1].set_result(BatchDone(1, 1, 0.1))
+    await until(lambda: len(worker.engine.batches) == 2, "the second batch")
+    assert worker.engine.batches[1][0] == ["b"]
 
 
-async def test_streams_whose_items_wait_for_the_tower_get_a_keep_alive_after_a_batch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize("worker", [{"tower_credit": 1}], indirect=True)
+async def test_streams_whose_items_wait_for_the_tower_get_a_keep_alive_after_a_batch(worker, monkeypatch):
     monkeypatch.setattr(module, "WAITS_SECONDS", 0.0)
-    async with running(tower_credit=1) as worker:
-        first, second = await worker.planned("a"), await worker.planned("b")
-        worker.streams.permit(first)
-        worker.streams.permit(second)
-        await until(lambda: worker.engine.batches, "the first batch")
-        worker.engine.batches[0][1].set_result(BatchDone(1, 1, 0.1))
-        await until(lambda: Waits() in worker.events["b"], "the keep-alive")
-        assert Waits() not in worker.events["a"]
+    first, second = await worker.planned("a"), await worker.planned("b")
+    worker.streams.permit(first)
+    worker.streams.permit(second)
+    await until(lambda: worker.engine.batches, "the first batch")
+    worker.engine.batches[0][1].set_result(BatchDone(1, 1, 0.1))
+    await until(lambda: Waits() in worker.events["b"], "the keep-alive")
+    assert Waits() not in worker.events["a"]
 
 
-async def test_the_tower_pauses_while_too_many_bytes_are_being_saved(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_tower_pauses_while_too_many_bytes_are_being_saved(worker, monkeypatch):
     monkeypatch.setattr(module, "SAVING_BYTES", 10)
-    async with running() as worker:
-        waiter = await worker.planned("a")
-        worker.saves.nbytes = 11
-        worker.streams.permit(waiter)
-        await asyncio.sleep(0.02)
-        assert worker.engine.batches == []
-        worker.saves.nbytes = 10
-        worker.jobs.changed.set()
-        await until(lambda: worker.engine.batches, "the batch")
+    waiter = await worker.planned("a")
+    worker.saves.nbytes = 11
+    worker.streams.permit(waiter)
+    await asyncio.sleep(0.02)
+    assert worker.engine.batches == []
+    worker.saves.nbytes = 10
+    worker.jobs.changed.set()
+    await until(lambda: worker.engine.batches, "the batch")
 
 
-async def test_a_batch_that_cannot_begin_fails_its_items_and_frees_the_tower() -> None:
-    async with running() as worker:
-        worker.engine.error = RuntimeError("the engine is gone")
-        first = await worker.planned("a")
-        worker.streams.permit(first)
-        await until(lambda: len(worker.events["a"]) == 2, "the failure")
-        failed = worker.events["a"][-1]
-        assert isinstance(failed, Failed) and failed.retryable
-        worker.engine.error = None
-        worker.streams.permit(await worker.planned("b"))
-        await until(lambda: worker.engine.batches, "the next batch")
+async def test_a_batch_that_cannot_begin_fails_its_items_and_frees_the_tower(worker: Worker) -> None:
+    worker.engine.error = RuntimeError("the engine is gone")
+    first = await worker.planned("a")
+    worker.streams.permit(first)
+    await until(lambda: len(worker.events["a"]) == 2, "the failure")
+    failed = worker.events["a"][-1]
+    assert isinstance(failed, Failed) and failed.retryable
+    worker.engine.error = None
+    worker.streams.permit(await worker.planned("b"))
+    await until(lambda: worker.engine.batches, "the next batch")
 
 
-async def test_an_error_of_one_decision_does_not_end_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running() as worker:
-        gauges = worker.jobs.job_metrics.gauges
-        fails = [True]
+async def test_an_error_of_one_decision_does_not_end_the_loop(worker, monkeypatch):
+    gauges = worker.jobs.job_metrics.gauges
+    fails = [True]
 
-        def broken(counts: Any) -> None:
-            if fails and fails.pop():
-                raise RuntimeError("a bug")
-            gauges(counts)
+    def broken(counts: Any) -> None:
+        if fails and fails.pop():
+            raise RuntimeError("a bug")
+        gauges(counts)
 
-        monkeypatch.setattr(worker.jobs.job_metrics, "gauges", broken)
-        worker.jobs.changed.set()
-        await until(lambda: not fails, "the error")
-        await worker.planned("a")
+    monkeypatch.setattr(worker.jobs.job_metrics, "gauges", broken)
+    worker.jobs.changed.set()
+    await until(lambda: not fails, "the error")
+    await worker.planned("a")
 
 
-async def test_stop_cancels_running_work() -> None:
-    async with running() as worker:
-        worker.store.delay = 60.0
-        worker.join("a")
-        await until(lambda: worker.store.asked, "the look-up")
-        await asyncio.wait_for(worker.loop.stop(), 10)
+async def test_stop_cancels_running_work(worker: Worker) -> None:
+    worker.store.delay = 60.0
+    worker.join("a")
+    await until(lambda: worker.store.asked, "the look-up")
+    await asyncio.wait_for(worker.loop.stop(), 10)

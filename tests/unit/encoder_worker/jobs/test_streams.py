@@ -211,9 +211,7 @@ async def test_a_failed_stream_leaves_its_job_to_the_others(s: Streams) -> None:
 
 
 @pytest.mark.parametrize(("save_error", "code"), [("", "deadline_exceeded"), ("full", "unavailable")])
-async def test_a_late_stream_gets_the_store_as_the_reason_if_saves_have_failed(
-    s: Streams, save_error: str, code: str
-) -> None:
+async def test_a_late_stream_gets_the_store_as_the_reason_if_saves_have_failed(s, save_error, code):
     events: list[JobEvent] = []
     waiter = s.join(events)
     waiter.job.save_error = save_error

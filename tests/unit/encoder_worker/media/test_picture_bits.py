@@ -162,9 +162,7 @@ def decoded(data: bytes) -> Image.Image:
     return decode_image(data, max_pixels=1 << 20)
 
 
-def test_a_decoder_with_other_bits_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_decoder_with_other_bits_is_not_used(monkeypatch, caplog):
     """As a build of libjpeg with another transform or upsampling would give."""
     import simplejpeg
 
@@ -179,9 +177,7 @@ def test_a_decoder_with_other_bits_is_not_used(
     assert "other bits" in caplog.text
 
 
-def test_a_kernel_with_other_bits_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_kernel_with_other_bits_is_not_used(monkeypatch, caplog):
     original = PictureKernel.levels
 
     def off_by_one(self: PictureKernel, *args: Any) -> np.ndarray:

@@ -34,10 +34,7 @@ def by_pyav(data: bytes) -> list[np.ndarray]:
 
 
 def refusal(data: bytes, limits: VideoLimits | None = None, indices: tuple[int, ...] = (0, 1)) -> str:
-    with (
-        pytest.raises(InvalidRequest) as caught,
-        MediaClip(data, limits or VideoLimits()) as clip,
-    ):
+    with pytest.raises(InvalidRequest) as caught, MediaClip(data, limits or VideoLimits()) as clip:
         clip.frames(indices)
     assert caught.value.param == "video"
     assert isinstance(caught.value, TooLarge) == (limits is not None)
@@ -57,9 +54,7 @@ def test_the_frames_that_are_asked_for_are_those_of_pyav(kind: tuple[str, str, s
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind[1]}.{kind[0]}")
-def test_a_late_part_is_decoded_from_its_key_frame_to_the_same_bits(
-    kind: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_part_is_decoded_from_its_key_frame_to_the_same_bits(kind, monkeypatch):
     data = make_clip(*kind, frames=40, gop_size=8)
     frames, decoded = by_pyav(data), list[object]()
     plain = clip_decoder.container_frames

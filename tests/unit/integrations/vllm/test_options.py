@@ -1,17 +1,20 @@
-"""Options of the connector, and engines that it refuses."""
+"""Options of vLLM's connector, and its requests."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field
 from types import SimpleNamespace as Config
 from typing import Any
 
 import pytest
+import torch
 
 from triptych.base.errors import ConfigError
 from triptych.base.vllm_classes import CLASSES
 from triptych.integrations.vllm.engine import adopt_logging, check_engine, row_width, shares_a_process
 from triptych.integrations.vllm.options import parse_options
+from triptych.integrations.vllm.requests import ROWS, RequestItems, grid_of, needed_item, save_order
 from triptych.store.topology.location import parse_store
 
 NAMESPACE = "a1" * 32
@@ -157,8 +160,7 @@ def test_workers_of_other_processes_get_their_copies_in_files(backend, size, sha
 
 
 @pytest.mark.parametrize(
-    "vision,width",
-    [(Config(deepstack_visual_indexes=[5, 11, 17]), 8192), (Config(), 2048), (None, 2048)],
+    "vision,width", [(Config(deepstack_visual_indexes=[5, 11, 17]), 8192), (Config(), 2048), (None, 2048)]
 )
 def test_deepstack_levels_widen_a_row(vision, width):
     model = Config(hf_config=Config(vision_config=vision), get_inputs_embeds_size=lambda: 2048)
@@ -173,3 +175,103 @@ def test_records_go_to_vllms_handlers():
     assert ours.handlers == theirs.handlers
     assert ours.level == logging.INFO
     assert not ours.propagate
+
+
+KEY = "a" * 64
+SIZES = {"image_grid_thw"}
+
+
+@dataclass
+class Place:
+    offset: int
+    length: int
+    is_embed: Any = None
+
+    def get_num_embeds(self) -> int:
+        return self.length if self.is_embed is None else int(self.is_embed.sum())
+
+
+@dataclass
+class Data:
+    fields: dict[str, Any]
+
+    def get_data(self) -> dict[str, Any]:
+        return self.fields
+
+
+@dataclass
+class Feature:
+    mm_position: Place
+    data: Data | None = None
+    modality: str = "image"
+    identifier: str = KEY
+
+
+@dataclass
+class Request:
+    mm_features: list[Feature]
+    request_id: str = "r"
+
+
+def grid(*sizes: int) -> Data:
+    return Data({"image_grid_thw": torch.tensor(sizes)})
+
+
+def test_an_item_that_only_sizes_its_placeholder_has_no_media():
+    item = needed_item(Feature(Place(3, 4), grid(1, 4, 4)), SIZES)
+    assert (item.identifier, item.rows, item.has_media, item.grid) == (KEY, 4, False, (1, 4, 4))
+
+
+def test_an_item_with_only_its_rows_or_a_grid_that_its_model_lacks_has_no_media():
+    assert not needed_item(Feature(Place(3, 4), Data({ROWS: torch.tensor([4])})), set()).has_media
+    assert not needed_item(Feature(Place(3, 4), grid(1, 4, 4)), set()).has_media
+
+
+def test_an_item_with_pixels_has_media():
+    data = Data(grid(1, 4, 4).fields | {"pixel_values": torch.zeros(16, 2)})
+    assert needed_item(Feature(Place(3, 4), data), SIZES).has_media
+
+
+def test_a_grid_is_read_whatever_its_shape():
+    assert grid_of({"image_grid_thw": torch.tensor([[1, 2, 4]])}) == (1, 2, 4)
+    assert grid_of({"video_grid_thw": torch.tensor([8, 2, 4])}) == (8, 2, 4)
+    assert grid_of({"image_grid_thw": None}) == grid_of({}) == ()
+
+
+def test_a_save_order_has_what_other_pd_workers_need_of_the_item():
+    place = Place(3, 6, torch.tensor([False, True, True, False, True, False]))
+    order = save_order(Feature(place, grid(1, 2, 6)))
+    assert (order.identifier, order.modality, order.length, order.grid) == (KEY, "image", 6, (1, 2, 6))
+    assert order.runs == ((1, 2), (4, 1))
+    assert save_order(Feature(Place(3, 6))).runs is None
+
+
+@dataclass
+class Fields:
+    asked: list[str] = field(default_factory=list)
+
+    def __call__(self, modality: str) -> set[str]:
+        self.asked.append(modality)
+        return SIZES
+
+
+def test_an_item_is_needed_until_its_last_token_is_computed():
+    items = RequestItems(Fields())
+    request = Request([Feature(Place(2, 4), identifier="first"), Feature(Place(10, 4), identifier="second")])
+    needed = [[item.identifier for item in items.needed(request, done)] for done in (0, 5, 6, 13, 14)]
+    assert needed == [["first", "second"], ["first", "second"], ["second"], ["second"], []]
+
+
+def test_a_requests_items_are_read_once_until_it_grows_or_ends():
+    fields = Fields()
+    items = RequestItems(fields)
+    request = Request([Feature(Place(2, 4))])
+    for _ in range(3):
+        items.needed(request, 0)
+    assert len(fields.asked) == 1
+    request.mm_features.append(Feature(Place(8, 4)))
+    assert len(items.needed(request, 0)) == 2
+    assert len(fields.asked) == 3
+    items.finished(request.request_id)
+    items.needed(request, 0)
+    assert len(fields.asked) == 5

@@ -160,14 +160,10 @@ def test_no_device_is_given_away_twice_and_nobody_gets_less_than_it_needs(seed: 
     assert all(share.worker in share_table(gpus, shares) for share in shares)
 
 
-def _saying(words: str) -> tuple[str, ...]:
-    return (sys.executable, "-c", words)
-
-
 @pytest.mark.parametrize("words", ["print('?')", "raise SystemExit(3)", "print('[1]')"])
 def test_a_probe_that_fails_is_an_error_of_the_flag(words: str):
     with pytest.raises(ConfigError, match="--device cuda: the GPUs cannot be queried"):
-        find_devices("cuda", _saying(words))
+        find_devices("cuda", ((sys.executable, "-c", words)))
 
 
 def test_the_real_probe_says_what_torch_finds():

@@ -1,18 +1,30 @@
-"""Folders that hold no checkpoint: one sentence with the remedy."""
+"""Folders of checkpoints: what they are, which are served, defaults of pooling."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from support.data.checkpoints import build_checkpoint
+from triptych.base.config import EncoderConfig, PDConfig
 from triptych.base.errors import ConfigError
 from triptych.models.checkpoint import folder
-from triptych.models.checkpoint.folder import Checkpoint, Cut
+from triptych.models.checkpoint.folder import Checkpoint, Cut, read_config
+from triptych.models.checkpoint.pooling import GENERATES, PoolingDefaults, read_pooling
+from triptych.models.checkpoint.support import (
+    MATRIX,
+    check_supported,
+    table,
+    wanted_by_checkpoint,
+    wanted_by_flags,
+)
 from triptych.models.registry import family_of
 
 
@@ -32,24 +44,27 @@ def test_config_json_that_is_no_json_is_refused(tmp_path: Path) -> None:
         Checkpoint(tmp_path)
 
 
-def test_pickled_weights_are_never_loaded(tmp_path: Path) -> None:
-    path = build_checkpoint("llava", tmp_path / "model")
+def _rename(path: Path) -> None:
     (path / "model.safetensors").rename(path / "pytorch_model.bin")
-    with pytest.raises(ConfigError, match=r"only pytorch_model\.bin, and pickles are never loaded"):
-        Checkpoint(path)
 
 
-def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
-    path = build_checkpoint("llava", tmp_path / "model")
-    (path / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"has no weights: give MODEL=/folder"):
-        Checkpoint(path)
-
-
-def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
-    path = build_checkpoint("llava", tmp_path / "model", variant="sharded")
-    (path / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"lacks model-00002-of-00003\.safetensors"):
+@pytest.mark.parametrize(
+    ("variant", "change", "words"),
+    [
+        (None, _rename, r"only pytorch_model\.bin, and pickles are never loaded"),
+        (None, lambda path: (path / "model.safetensors").unlink(), "has no weights: give MODEL=/folder"),
+        (
+            "sharded",
+            lambda path: (path / "model-00002-of-00003.safetensors").unlink(),
+            r"lacks model-00002-of-00003\.safetensors",
+        ),
+    ],
+    ids=["pickles", "no weights", "no shard"],
+)
+def test_weights_that_are_not_there_or_pickled_are_refused(variant, change, words, tmp_path):
+    path = build_checkpoint("llava", tmp_path / "model", **({"variant": variant} if variant else {}))
+    change(path)
+    with pytest.raises(ConfigError, match=words):
         Checkpoint(path)
 
 
@@ -112,9 +127,7 @@ def resident(file: Path) -> int:
     return total
 
 
-def test_files_are_mapped_anew_so_that_read_pages_do_not_stay(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_mapped_anew_so_that_read_pages_do_not_stay(checkpoint, monkeypatch):
     monkeypatch.setattr(folder, "MAPPED_BYTES", 2 * _MIB)
     file = checkpoint.path / "model.safetensors"
     most = 0
@@ -125,11 +138,196 @@ def test_files_are_mapped_anew_so_that_read_pages_do_not_stay(
     assert _MIB <= most <= 6 * _MIB
 
 
-def test_parts_of_tensors_are_the_same_across_mappings(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_tensors_are_the_same_across_mappings(checkpoint, monkeypatch):
     monkeypatch.setattr(folder, "MAPPED_BYTES", 1)
     whole = _MIB // 4
     cuts = {key: Cut(0, 8, 16, whole) for key in checkpoint.files}
     read = {key: part.tolist() for key, part in checkpoint.read(checkpoint.files, cuts)}
     assert read == {f"w{i:02}": [float(i)] * 8 for i in range(_TENSORS)}
+
+
+ROOT = Path(__file__).parents[4]
+PATH = Path("model")
+
+
+@pytest.mark.parametrize("row", MATRIX, ids=lambda row: row.name)
+def test_a_row_is_served_or_raises_the_one_error_with_its_remedy(row) -> None:  # type: ignore[no-untyped-def]
+    if row.served:
+        check_supported(PATH, [row.name])
+        return
+    with pytest.raises(ConfigError, match="cannot be served") as refused:
+        check_supported(PATH, [row.name])
+    assert row.title in str(refused.value)
+    assert str(refused.value).endswith(row.remedy)
+
+
+def test_every_unserved_row_is_asked_for_by_a_flag_or_a_checkpoint() -> None:
+    everything = PDConfig(
+        tensor_parallel=2,
+        pipeline_parallel=2,
+        speculative_model="small",
+        kv_cache_dtype="fp8",
+        quantization="int8",
+        device="cuda",
+    )
+    elsewhere = PDConfig(device="xpu")
+    config = {"quantization_config": {"bits": 4}, "is_encoder_decoder": True, "sliding_window": 64}
+    asked = {
+        *wanted_by_flags(everything),
+        *wanted_by_flags(elsewhere),
+        *wanted_by_checkpoint(config, ["adapter_config.json"]),
+    }
+    refused = {row.name for row in MATRIX if not row.served}
+    assert asked == refused | {"tensor_parallel", "int8"}
+
+
+def test_the_page_has_the_table_of_the_code() -> None:
+    page = (ROOT / "docs/engine/encoder-decoder.md").read_text()
+    [shown] = re.findall(r"<!-- support -->\n\n(.*)\n\n<!-- /support -->", page, re.DOTALL)
+    assert shown == table()
+
+
+def test_every_test_named_in_the_table_exists() -> None:
+    named = re.findall(r"`(tests/[\w/.]+)`", table())
+    assert named
+    assert not [path for path in named if not (ROOT / path).is_file()]
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        ({}, []),
+        ({"tensor_parallel": 2}, ["tensor_parallel"]),
+        ({"pipeline_parallel": 2, "speculative_model": "small"}, ["pipeline_parallel", "speculative"]),
+        ({"quantization": "int8"}, ["int8"]),
+        ({"quantization": "int8-decoder", "device": "cuda:1"}, ["int8", "int8_cuda"]),
+        ({"device": "mps"}, ["devices"]),
+        ({"device": "xpu:1"}, ["devices"]),
+        ({"quantization": "w8a8-decoder"}, ["w8a8"]),
+        ({"kv_cache_dtype": "fp8"}, ["fp8_kv"]),
+    ],
+)
+def test_flags_ask_for_rows(flags: dict[str, object], wanted: list[str]) -> None:
+    assert wanted_by_flags(PDConfig(**flags)) == wanted  # type: ignore[arg-type]
+
+
+def test_an_encoder_on_cuda_may_stand_before_a_decoder_in_8_bits() -> None:
+    assert "int8_cuda" in wanted_by_flags(EncoderConfig(quantization="int8", device="cuda"))
+    assert "int8_cuda" not in wanted_by_flags(EncoderConfig(quantization="int8-decoder", device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("change", "title"),
+    [
+        ({"quantization_config": {"quant_method": "awq"}}, "Quantized checkpoints"),
+        ({"sliding_window": 64}, "Sliding windows"),
+    ],
+)
+def test_a_checkpoint_that_asks_for_more_is_refused(change, title, tmp_path):
+    path = build_checkpoint("bart", tmp_path / "model")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(ConfigError, match=title):
+        read_config(path)
+
+
+def test_an_adapter_is_refused(tmp_path: Path) -> None:
+    path = build_checkpoint("bart", tmp_path / "model")
+    (path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="LoRA adapters"):
+        read_config(path)
+
+
+def test_decoder_only_models_keep_their_windows() -> None:
+    assert wanted_by_checkpoint({"sliding_window": 64}) == []
+
+
+TOKENIZER = Tokenizer(WordLevel({"yes": 4, "no": 9}, unk_token="no"))
+LAST = {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}
+CLASS = {"architectures": ["Qwen3VLForConditionalGeneration"]}
+HEAD = {"architectures": ["Gemma3ForSequenceClassification"]}
+BY_TWO = PoolingDefaults("score", score_ids=(4, 9))
+MODULES = "sentence_transformers.models"
+
+
+def folder_of(tmp_path, name="model", config=None, **modules):
+    """A checkpoint with these configs of modules, by class name; no modules.json where there are none."""
+    path = tmp_path / name
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config or CLASS))
+    listed = [{"idx": 0, "path": "", "type": f"{MODULES}.Transformer"}]
+    for number, (kind, settings) in enumerate(modules.items(), 1):
+        (path / f"{number}_{kind}").mkdir()
+        (path / f"{number}_{kind}" / "config.json").write_text(json.dumps(settings))
+        listed.append({"idx": number, "path": f"{number}_{kind}", "type": f"{MODULES}.{kind}"})
+    if modules:
+        (path / "modules.json").write_text(json.dumps(listed))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("modules", "defaults"),
+    [
+        ({}, GENERATES),
+        ({"Pooling": LAST, "Normalize": {}}, PoolingDefaults("embed", "last", True)),
+        ({"Pooling": {"pooling_mode": "mean"}}, PoolingDefaults("embed", "mean", False)),
+        ({"Pooling": {"pooling_mode_cls_token": True}}, PoolingDefaults("embed", "cls", False)),
+        ({"LogitScore": {"true_token_id": 4, "false_token_id": 9}}, BY_TWO),
+        ({"LogitScore": {"true_token_id": 0}}, PoolingDefaults("score", score_ids=(0,))),
+    ],
+)
+def test_modules_of_sentence_transformers_decide(tmp_path, modules, defaults):
+    assert read_pooling(folder_of(tmp_path, **modules), TOKENIZER) == defaults
+
+
+def test_a_score_head_is_found_where_modules_json_names_another_folder(tmp_path):
+    path = folder_of(tmp_path, LogitScore={"true_token_id": 4, "false_token_id": 9})
+    listed = (path / "modules.json").read_text()
+    (path / "modules.json").write_text(listed.replace("1_LogitScore", "1_ScoreHead"))
+    assert read_pooling(path, TOKENIZER) == BY_TWO
+    (path / "1_LogitScore" / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="true_token_id"):
+        read_pooling(path, TOKENIZER)
+
+
+def test_modules_that_hold_the_model_alone_leave_the_decision_to_its_class(tmp_path):
+    path = folder_of(tmp_path, config=HEAD | {"id2label": {"0": "relevant"}}, Normalize={})
+    (path / "modules.json").write_text(json.dumps([{"idx": 0, "path": "", "type": f"{MODULES}.Transformer"}]))
+    assert read_pooling(path, TOKENIZER) == PoolingDefaults("score")
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "defaults"),
+    [
+        ("model", HEAD | {"id2label": {"0": "relevant"}}, PoolingDefaults("score")),
+        ("model", {"classifier_from_token": ["no", "yes"]}, PoolingDefaults("score", score_ids=(4, 9))),
+        ("Qwen3-VL-Reranker-2B", {}, PoolingDefaults("score", score_ids=(4, 9))),
+        ("Qwen3-VL-Embedding-2B", {}, GENERATES),
+    ],
+)
+def test_without_modules_the_class_the_config_or_the_name_decides(tmp_path, name, config, defaults):
+    assert read_pooling(folder_of(tmp_path, name, config), TOKENIZER) == defaults
+
+
+@pytest.mark.parametrize(
+    ("modules", "named"),
+    [
+        ({"Pooling": {"pooling_mode": "max"}}, "max"),
+        ({"Pooling": {"pooling_mode": ["cls", "mean"]}}, r"cls\+mean"),
+        ({"Pooling": {"pooling_mode": "mean"}, "Dense": {}}, "Dense"),
+    ],
+)
+def test_what_would_give_other_vectors_than_the_checkpoint_s_is_not_served(tmp_path, modules, named):
+    with pytest.raises(ConfigError, match=named):
+        read_pooling(folder_of(tmp_path, **modules), TOKENIZER)
+
+
+@pytest.mark.parametrize("labels", [{}, {"id2label": {"0": "no", "1": "yes"}}])
+def test_a_head_of_several_labels_is_not_served(tmp_path, labels):
+    with pytest.raises(ConfigError, match="2 labels"):
+        read_pooling(folder_of(tmp_path, config=HEAD | labels), TOKENIZER)
+
+
+def test_tokens_that_the_tokenizer_lacks_are_named(tmp_path):
+    with pytest.raises(ConfigError, match="relevant"):
+        read_pooling(folder_of(tmp_path, config={"classifier_from_token": ["no", "relevant"]}), TOKENIZER)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,7 +61,6 @@ def test_a_missing_cross_projection_is_named(family: str, tmp_path: Path) -> Non
 def test_sizes_of_cross_attention_are_those_of_the_decoders_own(family: str) -> None:
     side = decoder(build_checkpoint(family))
     own, cross = side.geometry, side.cross
-    assert cross is not None
     assert (cross.num_layers, cross.num_kv_heads, cross.head_dim) == (
         own.num_layers,
         own.num_kv_heads,
@@ -76,7 +74,6 @@ def test_sizes_of_cross_attention_are_those_of_the_decoders_own(family: str) -> 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_plan_that_no_encoder_of_the_model_made_is_refused(family: str) -> None:
     side = decoder(build_checkpoint(family))
-    assert side.cross is not None
     plan = ItemPlan("0" * 64, "n", type(side).modality, 5, side.cross.width, "float32", 0)
     assert side.placeholder(plan) == []
     wrong = [replace(plan, rows=0), replace(plan, width=plan.width + 1), replace(plan, length=5)]
@@ -116,9 +113,7 @@ def test_bfloat16_sides_stay_near_the_fp32_reference(family: str) -> None:
         ("bart", lambda path: _set(path / "tokenizer_config.json", "model_max_length", 77)),
     ],
 )
-def test_what_decides_the_towers_input_is_part_of_the_namespace(
-    family: str, change: Callable[[Path], None], tmp_path: Path
-) -> None:
+def test_what_decides_the_towers_input_is_part_of_the_namespace(family, change, tmp_path):
     path = build_checkpoint(family, tmp_path / "model")
     before = model_identity(path, dtype="float32")
     change(path)

@@ -93,9 +93,7 @@ def test_a_familys_plan_divides_every_matrix_and_leaves_norms_and_embeddings_who
 
 
 @pytest.mark.parametrize("kind", [nn.Linear, nn.Embedding, nn.LayerNorm])
-def test_a_layer_that_the_plan_does_not_name_is_refused_by_name(
-    kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layer_that_the_plan_does_not_name_is_refused_by_name(kind, monkeypatch):
     build = override.empty_side
 
     def with_one_more(config: PreTrainedConfig, dtype: torch.dtype, keep: Any) -> nn.Module:

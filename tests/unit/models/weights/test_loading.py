@@ -47,9 +47,7 @@ def cases(*variants: str, encdec: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("family", "variant"), cases(*VARIANTS, encdec=("", "hub", "sharded")))
-def test_the_union_of_both_sides_is_the_checkpoint_and_they_share_embeddings_of_texts_alone(
-    family: str, variant: str
-) -> None:
+def test_the_union_of_both_sides_is_the_checkpoint_and_they_share_embeddings_of_texts_alone(family, variant):
     path = build_checkpoint(family, variant=variant)
     files, keys = Checkpoint(path).files, family_of(path).keys
     held_by_encoder, held_by_decoder = keys.encoder_names(files), keys.decoder_names(files)
@@ -62,9 +60,7 @@ def test_the_union_of_both_sides_is_the_checkpoint_and_they_share_embeddings_of_
 @pytest.mark.parametrize(
     ("family", "variant"), cases("", "hub+sharded", "tied+hub", encdec=("", "hub+sharded"))
 )
-def test_each_side_holds_its_own_tensors_of_the_checkpoint_and_nothing_on_meta(
-    family: str, variant: str
-) -> None:
+def test_each_side_holds_its_own_tensors_of_the_checkpoint_and_nothing_on_meta(family, variant):
     path = build_checkpoint(family, variant=variant)
     checkpoint, keys = Checkpoint(path), family_of(path).keys
     sides = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,9 +24,7 @@ DTYPES = [pytest.param(dtype, id=str(dtype)) for dtype in ERRORS if can_prepack(
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(48,), (0, 48), (1, 48), (7, 48), (2, 3, 48), (300, 48)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_product_is_that_of_the_plain_weight(
-    dtype: torch.dtype, shape: tuple[int, ...], bias: bool
-) -> None:
+def test_the_product_is_that_of_the_plain_weight(dtype, shape, bias):
     torch.manual_seed(0)
     linear = nn.Linear(48, 33, bias=bias, dtype=dtype)
     x = torch.randn(shape).to(dtype)
@@ -146,9 +143,7 @@ class Part(nn.Module):
     "activation",
     [nn.GELU, lambda: nn.GELU("tanh"), lambda: ACT2FN["gelu_pytorch_tanh"], lambda: ACT2FN["gelu"]],
 )
-def test_the_outputs_are_those_of_both_parts_and_no_name_changes(
-    activation: Callable[[], nn.Module], dtype: torch.dtype, rows: int
-) -> None:
+def test_the_outputs_are_those_of_both_parts_and_no_name_changes(activation, dtype, rows):
     torch.manual_seed(0)
     part, x = Part(activation(), dtype), torch.randn(rows, 256).to(dtype)
     names = set(part.state_dict())

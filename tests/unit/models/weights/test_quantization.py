@@ -1,11 +1,16 @@
-"""Linear layers in 8 bits: what they compute, what they hold, and whose keys change."""
+"""Quantized weights, and the linear layer of 8 by 8 bits."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
@@ -15,16 +20,22 @@ from support.encdec.checkpoints import FAMILIES as ENCDEC_FAMILIES
 from support.encdec.reference import NAME, decoder_logits
 from support.engine.reference_attention import NAME as DENSE
 from triptych.apps.launch.plan.memory import weight_bytes
+from triptych.base.errors import ConfigError
 from triptych.models.identity import model_identity
 from triptych.models.registry import load_decoder, load_encoder
+from triptych.models.weights import quantization
 from triptych.models.weights.loading import parameter_bytes
 from triptych.models.weights.prepack import PrepackedLinear
 from triptych.models.weights.quantization import (
     QUANTIZATIONS,
     Int8Linear,
+    W8A8Linear,
+    check_w8a8,
     inputs_are_quantized,
     is_exact,
     quantize,
+    quantize_inputs,
+    quantize_rows,
     replace_linears,
 )
 
@@ -43,9 +54,7 @@ def quantized_copy(linear: nn.Linear) -> Int8Linear:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("rows", "out"), [(1, 24), (4, 24), (5, 24), (3, 5000)])
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
-def test_the_product_is_that_of_the_rounded_weight(
-    dtype: torch.dtype, error: float, rows: int, out: int, bias: bool
-) -> None:
+def test_the_product_is_that_of_the_rounded_weight(dtype, error, rows, out, bias):
     torch.manual_seed(0)
     linear = nn.Linear(64, out, bias=bias, dtype=dtype)
     made = quantized_copy(linear)
@@ -95,12 +104,12 @@ def test_a_layer_that_two_modules_hold_stays_one_and_the_head_stays_as_it_is() -
 def test_both_sides_of_every_family_load_in_8_bits_and_take_less(family: str) -> None:
     path = build_checkpoint(family)
     options = {"device": CPU, "dtype": torch.float32}
-    for quantization in ("int8", "int8-decoder"):
-        encoder = load_encoder(path, **options, quantization=quantization)  # type: ignore[arg-type]
-        decoder = load_decoder(path, **options, attn_implementation=NAME, quantization=quantization)  # type: ignore[arg-type]
+    for name in ("int8", "int8-decoder"):
+        encoder = load_encoder(path, **options, quantization=name)  # type: ignore[arg-type]
+        decoder = load_decoder(path, **options, attn_implementation=NAME, quantization=name)  # type: ignore[arg-type]
         linears = [m for m in decoder.module.modules() if type(m) is nn.Linear]
         assert linears == [decoder.module.get_submodule("lm_head")]
-        assert any(isinstance(m, Int8Linear) for m in encoder.module.modules()) == (quantization == "int8")
+        assert any(isinstance(m, Int8Linear) for m in encoder.module.modules()) == (name == "int8")
         plain = load_decoder(path, **options, attn_implementation=NAME)  # type: ignore[arg-type]
         assert parameter_bytes(decoder.module) < parameter_bytes(plain.module)
 
@@ -126,10 +135,8 @@ def test_every_family_computes_with_the_rounded_weights(family: str) -> None:
     torch.testing.assert_close(rows, wanted, atol=2e-4, rtol=1e-3)
     attention = NAME if family in ENCDEC_FAMILIES else DENSE
     decoders = [
-        load_decoder(
-            path, device=CPU, dtype=torch.float32, attn_implementation=attention, quantization=quantization
-        )
-        for quantization in ("int8", "none")
+        load_decoder(path, device=CPU, dtype=torch.float32, attn_implementation=attention, quantization=name)
+        for name in ("int8", "none")
     ]
     rounded(decoders[1].module)
     ids = list(range(40, 52))
@@ -158,10 +165,179 @@ def test_keys_change_with_what_is_computed_otherwise(tmp_path: Path) -> None:
 def test_the_plan_before_loading_holds_what_both_sides_take(family: str) -> None:
     path = build_checkpoint(family)
     options = {"device": CPU, "dtype": torch.float32}
-    for quantization in SERVED:
-        encoder = load_encoder(path, **options, quantization=quantization)  # type: ignore[arg-type]
-        decoder = load_decoder(path, **options, attn_implementation=NAME, quantization=quantization)  # type: ignore[arg-type]
+    for name in SERVED:
+        encoder = load_encoder(path, **options, quantization=name)  # type: ignore[arg-type]
+        decoder = load_decoder(path, **options, attn_implementation=NAME, quantization=name)  # type: ignore[arg-type]
         held = max(parameter_bytes(encoder.module), parameter_bytes(decoder.module))
-        assert held <= weight_bytes(path, "float32", quantization)
-    for quantization in ("int8", "w8a8"):
-        assert weight_bytes(path, "float32", quantization) < 0.8 * weight_bytes(path, "float32")
+        assert held <= weight_bytes(path, "float32", name)
+    for name in ("int8", "w8a8"):
+        assert weight_bytes(path, "float32", name) < 0.8 * weight_bytes(path, "float32")
+
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+#: A CPU without VNNI refuses the flag, see the last tests.
+needs_vnni = pytest.mark.skipif(not is_exact(), reason="this CPU does not multiply 8-bit integers exactly")
+
+
+def int8_layer(
+    inputs: int, outputs: int, dtype: torch.dtype = torch.float32, bias: bool = False
+) -> Int8Linear:
+    linear = nn.Linear(inputs, outputs, bias=bias, dtype=dtype).requires_grad_(False)
+    made = Int8Linear(linear)
+    weight, scale = quantize(linear.weight)
+    made.load_state_dict({"weight": weight, "scale": scale}, strict=False, assign=True)
+    return made
+
+
+@needs_vnni
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.integers(1, 40),
+    inputs=st.sampled_from((1, 8, 17, 64, 100, 513)),
+    outputs=st.sampled_from((1, 16, 24, 65)),
+    dtype=st.sampled_from(DTYPES),
+    exponent=st.integers(-3, 2),
+    bias=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_the_product_differs_by_half_a_step_of_every_input_at_most(
+    rows: int, inputs: int, outputs: int, dtype: torch.dtype, exponent: int, bias: bool, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    original = int8_layer(inputs, outputs, dtype, bias)
+    x = (torch.randn(rows, inputs) * 10.0**exponent).to(dtype)
+    weight = original.weight * original.scale[:, None]
+    wanted = functional.linear(x.float(), weight, None if original.bias is None else original.bias.float())
+    half_step = x.float().abs().amax(-1, keepdim=True) / 254
+    bound = half_step * weight.abs().sum(-1)
+    # The result is rounded to the dtype: before the row's magnitude, after it, and with the bias.
+    slack = 4 * torch.finfo(dtype).eps * (1 + wanted.abs() + bound)
+    out = W8A8Linear(original)(x)
+    assert out.dtype == dtype
+    assert ((out.float() - wanted).abs() <= bound + slack).all()
+
+
+@needs_vnni
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_a_row_gives_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layer = W8A8Linear(int8_layer(3000, 96, dtype))
+    x = torch.randn(200, 3000).to(dtype)
+    # In parts, too.
+    assert x.numel() > 2 * quantization._PART
+    together = layer(x)
+    for count in (1, 2, 3, 17, 64):
+        assert torch.equal(layer(x[100 : 100 + count]), together[100 : 100 + count])
+    beside = x.clone()
+    beside[::2] *= 1000
+    assert torch.equal(layer(beside)[1::2], together[1::2])
+
+
+@needs_vnni
+def test_rows_of_any_layout_and_shape_give_the_same() -> None:
+    layer = W8A8Linear(int8_layer(24, 40, bias=True))
+    x = torch.randn(5, 3, 72)[..., 24:48]
+    assert torch.equal(layer(x), layer(x.contiguous().view(15, 24)).view(5, 3, 40))
+    assert layer(x[:0]).shape == (0, 3, 40)
+
+
+@needs_vnni
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_of_zeros_give_the_bias(dtype: torch.dtype) -> None:
+    original = int8_layer(64, 24, dtype, bias=True)
+    x = torch.randn(3, 64).to(dtype)
+    x[1] = 0
+    assert torch.equal(W8A8Linear(original)(x)[1], original.bias)
+
+
+@needs_vnni
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_row_that_is_not_finite_gives_nothing_finite_and_its_neighbours_do(dtype, value):
+    layer = W8A8Linear(int8_layer(64, 24, dtype, bias=True))
+    x = torch.randn(4, 64).to(dtype)
+    clean = layer(x)
+    x[2, 5] = value
+    out = layer(x)
+    assert not out[2].isfinite().any()
+    assert torch.equal(out[[0, 1, 3]], clean[[0, 1, 3]])
+
+
+def test_rows_are_rounded_to_the_nearest_of_255_steps() -> None:
+    x = torch.tensor([[1.0, -0.5, 0.2, 0.0], [0.0, 0.0, 0.0, 0.0], [-6.0, 3.0, 0.01, 0.03]])
+    whole, largest = quantize_rows(x)
+    assert whole.tolist() == [[127, -64, 25, 0], [0, 0, 0, 0], [-127, 64, 0, 1]]
+    assert largest[[0, 2]].flatten().tolist() == [1, 6]
+    # What zeros are divided by must not be zero.
+    assert (127 / largest).isfinite().all()
+
+
+@needs_vnni
+def test_a_layer_that_two_modules_hold_stays_one() -> None:
+    layer = int8_layer(8, 8)
+    model = nn.ModuleDict({"left": layer, "right": nn.Sequential(layer)})
+    quantize_inputs(model)
+    assert isinstance(model["left"], W8A8Linear)
+    assert model["left"] is model["right"][0]  # type: ignore[index]
+
+
+def kinds(module: nn.Module) -> set[type[nn.Module]]:
+    return {type(part) for part in module.modules()} & {Int8Linear, W8A8Linear}
+
+
+@needs_vnni
+@pytest.mark.parametrize("family", [*FAMILIES, *ENCDEC_FAMILIES])
+def test_every_family_computes_near_its_8_bit_weights(family: str) -> None:
+    path = build_checkpoint(family)
+    attention = NAME if family in ENCDEC_FAMILIES else DENSE
+    encoders, decoders = {}, {}
+    for name in ("int8", "w8a8"):
+        encoders[name] = load_encoder(path, device=CPU, dtype=torch.float32, quantization=name)
+        decoders[name] = load_decoder(
+            path, device=CPU, dtype=torch.float32, attn_implementation=attention, quantization=name
+        )
+    assert kinds(encoders["w8a8"].module) == kinds(decoders["w8a8"].module) == {W8A8Linear}
+    item = encoders["int8"].preprocess(encoders["int8"].sample(), {})
+    rows = {name: encoder.encode([item])[0] for name, encoder in encoders.items()}
+    ids = list(range(40, 52))
+    if family in ENCDEC_FAMILIES:
+        logits = {n: decoder_logits(decoder, [ids], [rows["int8"]])[0] for n, decoder in decoders.items()}
+    else:
+        logits = {n: batch_logits(decoder, [ModelPrompt(ids, [], [])]) for n, decoder in decoders.items()}
+    for found in (rows, logits):
+        error = (found["w8a8"] - found["int8"]).abs().mean() / found["int8"].std()
+        assert 0 < error < 0.05
+
+
+@needs_vnni
+def test_w8a8_decoder_leaves_the_tower_as_it_is() -> None:
+    path = build_checkpoint("qwen3_vl")
+    encoder = load_encoder(path, device=CPU, dtype=torch.float32, quantization="w8a8-decoder")
+    assert not kinds(encoder.module)
+
+
+def test_another_device_than_a_cpu_is_refused_before_anything_is_loaded() -> None:
+    path = build_checkpoint("qwen3_vl")
+    with pytest.raises(ConfigError, match=r"--quantization w8a8 multiplies on CPUs only, .* none"):
+        load_encoder(path, device=torch.device("cuda"), dtype=torch.float32, quantization="w8a8")
+
+
+def test_a_torch_without_the_operators_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantization, "_OPERATORS", ("qlinear_of_tomorrow",))
+    with pytest.raises(ConfigError, match="w8a8-decoder: this CPU .* give --quantization int8"):
+        check_w8a8("w8a8-decoder", CPU)
+
+
+@pytest.mark.slow
+def test_a_cpu_that_saturates_is_refused() -> None:
+    """oneDNN restricted to AVX2 adds pairs of products in 16 bits, as CPUs without VNNI do."""
+    script = (
+        "import torch; from triptych.models.weights.quantization import check_w8a8; "
+        "check_w8a8('w8a8', torch.device('cpu'))"
+    )
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode != 0
+    assert "does not multiply 8-bit integers exactly" in done.stderr

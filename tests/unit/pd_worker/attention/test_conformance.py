@@ -47,9 +47,7 @@ def test_the_flag_offers_every_backend() -> None:
         ("cuda", "triton", "triton", True),
     ],
 )
-def test_auto_is_the_kernel_of_the_device_where_there_is_one(
-    monkeypatch: pytest.MonkeyPatch, device: str, asked: str, used: str, installed: bool
-) -> None:
+def test_auto_is_the_kernel_of_the_device_where_there_is_one(monkeypatch, device, asked, used, installed):
     monkeypatch.setattr(backends, "find_spec", lambda name: name if installed else None)
     monkeypatch.setattr(backends, "kernel_library", lambda: object() if installed else None)
     assert backend_on(torch.device(device), asked) == used
@@ -72,25 +70,19 @@ class TestEveryBackend:
     @pytest.mark.parametrize(
         "options", [{}, {"sliding_window": 3}, {"softcap": 2.0}, {"sliding_window": 5, "softcap": 1.0}]
     )
-    def test_self_attention_is_causal(
-        self, backend: str, chunks: tuple[Chunk, ...], kv_heads: int, options: dict[str, Any]
-    ) -> None:
+    def test_self_attention_is_causal(self, backend, chunks, kv_heads, options):
         case = Case(chunks, kv_heads)
         expected = case.expected_self(window=options.get("sliding_window"), softcap=options.get("softcap"))
         close(case.attend(backend, **options), expected)
 
     @pytest.mark.parametrize("window", [None, 3])
     @pytest.mark.parametrize("bias", [bias_by_position(), bias_by_distance()], ids=["position", "distance"])
-    def test_a_bias_counts_in_prefill_and_decode(
-        self, backend: str, chunks: tuple[Chunk, ...], kv_heads: int, bias: torch.Tensor, window: int | None
-    ) -> None:
+    def test_a_bias_counts_in_prefill_and_decode(self, backend, chunks, kv_heads, bias, window):
         case = Case(chunks, kv_heads)
         options = {} if window is None else {"sliding_window": window}
         close(case.attend(backend, bias=bias, **options), case.expected_self(bias, window))
 
-    def test_cross_attention_sees_the_whole_of_its_own_encoder_output(
-        self, backend: str, chunks: tuple[Chunk, ...], kv_heads: int
-    ) -> None:
+    def test_cross_attention_sees_the_whole_of_its_own_encoder_output(self, backend, chunks, kv_heads):
         case = Case(chunks, kv_heads)
         before = [blocks.clone() for blocks in (*case.cache.keys, *case.cache.values)]
         close(case.attend(backend, cross=True, bias=bias_by_position()), case.expected_cross())
@@ -101,9 +93,7 @@ class TestEveryBackend:
 @pytest.mark.parametrize("kv_heads", [1, 2])
 @pytest.mark.parametrize("bias", [None, bias_by_position()])
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 5}])
-def test_no_call_falls_to_the_kernel_that_writes_all_scores_out(
-    monkeypatch: pytest.MonkeyPatch, kv_heads: int, bias: torch.Tensor | None, options: dict[str, Any]
-) -> None:
+def test_no_call_falls_to_the_kernel_that_writes_all_scores_out(monkeypatch, kv_heads, bias, options):
     calls = []
     inner = F.scaled_dot_product_attention
 
@@ -160,9 +150,7 @@ def test_decodes_that_share_an_encoder_output_read_the_same_rows(backend: str) -
 
 @pytest.mark.parametrize("spans", SpanRule)
 @pytest.mark.parametrize(("window", "chunk"), [(None, None), (3, None), (None, 4), (5, 6)])
-def test_a_layers_rule_decides_what_it_reaches(
-    spans: SpanRule, window: int | None, chunk: int | None
-) -> None:
+def test_a_layers_rule_decides_what_it_reaches(spans, window, chunk):
     rule, atomic = LayerRule(window, chunk, spans), ((7, 13),)
     case = Case((Chunk(9, 1), Chunk(16, 1), Chunk(14, 14, 1, atomic), Chunk(18, 12, 1, atomic)), 2)
     # The keyword of the attention function does not count where there are rules.

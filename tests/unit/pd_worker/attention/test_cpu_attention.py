@@ -155,9 +155,7 @@ def test_a_window_sees_the_last_tokens(window: int) -> None:
         LayerRule(spans=SpanRule.NONE),
     ],
 )
-def test_tokens_that_attend_both_ways_do_so_as_far_as_the_mask_says(
-    atomic: tuple[int, int], rule: LayerRule
-) -> None:
+def test_tokens_that_attend_both_ways_do_so_as_far_as_the_mask_says(atomic, rule):
     case = Sequences([(12, 1), (30, 20)], stretch=60)
     metadata = case.metadata()
     (span,) = metadata.prefills
@@ -200,9 +198,7 @@ SHAPES = [(2, 1, 64, 64), (4, 2, 128, 128), (1, 7, 80, 72), (1, 4, 256, 256), (2
 @pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_instruction_set_gives_what_the_formula_says(
-    instructions: int, dtype: torch.dtype, near: float, shape: tuple[int, int, int, int]
-) -> None:
+def test_every_instruction_set_gives_what_the_formula_says(instructions, dtype, near, shape):
     for sizes in ([(100, 1), (1, 1), (480, 1)], [(37, 37), (65, 1), (300, 200)]):
         for softcap in (0.0, 5.0):
             call = RawCall(sizes, shape, dtype)
@@ -223,9 +219,7 @@ def test_huge_numbers_and_a_nan_come_out_as_they_do_elsewhere(instructions: int)
 @pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
 @pytest.mark.parametrize("sizes", [[(100, 1), (1, 1)], [(37, 37), (300, 200)]])
-def test_a_bias_is_added_by_distance_or_by_position(
-    instructions: int, dtype: torch.dtype, near: float, sizes: list[tuple[int, int]]
-) -> None:
+def test_a_bias_is_added_by_distance_or_by_position(instructions, dtype, near, sizes):
     call = RawCall(sizes, (2, 2, 64, 64), dtype)
     by_distance, by_position = torch.randn(4, 21), torch.randn(4, 300, 300)
     at = torch.arange(300)
@@ -238,9 +232,7 @@ def test_a_bias_is_added_by_distance_or_by_position(
 @pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
 @pytest.mark.parametrize("groups", [1, 7])
-def test_keys_of_few_sequences_are_split_between_all_threads(
-    instructions: int, dtype: torch.dtype, near: float, groups: int
-) -> None:
+def test_keys_of_few_sequences_are_split_between_all_threads(instructions, dtype, near, groups):
     before = torch.get_num_threads()
     call = RawCall([(2003, 1), (300, 1)], (2, groups, 64, 32), dtype)
     alone = call.attend(instructions)

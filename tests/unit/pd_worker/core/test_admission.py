@@ -28,9 +28,7 @@ def test_a_sum_above_the_capacity_is_refused_with_the_sizes_and_the_flag() -> No
 
 
 @pytest.mark.parametrize(("prompt", "received"), [(10, 0), (8, 2), (8, 3)])
-def test_prompt_and_received_output_that_leave_no_token_of_the_model_are_refused(
-    prompt: int, received: int
-) -> None:
+def test_prompt_and_received_output_that_leave_no_token_of_the_model_are_refused(prompt, received):
     limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=10)
     request = make_request("r", prompt)
     request.output_token_ids.extend(range(received))
@@ -39,9 +37,7 @@ def test_prompt_and_received_output_that_leave_no_token_of_the_model_are_refused
 
 
 @pytest.mark.parametrize(("received", "finished"), [(1, None), (2, FinishReason.STOP)])
-def test_a_resumed_request_that_has_a_token_left_or_had_ended_is_taken(
-    received: int, finished: FinishReason | None
-) -> None:
+def test_a_resumed_request_that_has_a_token_left_or_had_ended_is_taken(received, finished):
     limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=10)
     request = make_request("r", 8)
     request.output_token_ids.extend(range(received))
@@ -256,9 +252,7 @@ def test_a_pause_of_another_proxy_is_ignored_and_a_later_attempt_is_not_paused(m
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("seed", range(40))
-def test_requests_that_are_paused_at_random_end_with_all_tokens_and_leave_nothing(
-    make: Make, seed: int, preemption: str
-) -> None:
+def test_requests_that_are_paused_at_random_end_with_all_tokens_and_leave_nothing(make, seed, preemption):
     rng = random.Random(seed)
     swap = {"host_blocks": 8} if preemption == "swap" else {}
     engine = make(num_blocks=10, block_size=4, max_model_len=40, max_num_seqs=3, capacity=16 * 6, **swap)

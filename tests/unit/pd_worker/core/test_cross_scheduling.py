@@ -261,7 +261,6 @@ def check_conservation(engine: ModellessEngine) -> None:
     """Used blocks are those of the requests' own tables and of each key's table once."""
     running = engine.scheduler._running
     own = {block for state in running for block in engine.kv.table(state.request_id)}
-    assert engine.tables is not None
     cross = {block for state in running for block in engine.tables.table(state.request_id)}
     assert not own & cross
     assert engine.kv.num_used == len(own) + len(cross)

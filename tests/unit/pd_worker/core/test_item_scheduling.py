@@ -246,9 +246,7 @@ def test_an_item_gone_from_the_store_is_reported_once_and_awaited(make: Make) ->
     engine.assert_at_rest()
 
 
-def test_a_loss_is_reported_once_to_a_request_even_if_later_ones_come_with_an_old_ready_mark(
-    make: Make,
-) -> None:
+def test_a_loss_is_reported_once_to_a_request_even_if_later_ones_come_with_an_old_ready_mark(make):
     engine, image = make(), make_feature("cat", 2, 6)
     engine.scheduler.mark_ready([image.mm_hash], engine.now)
     for arrival, name in enumerate("abcd"):  # the store was asked for them before it was flushed
@@ -282,9 +280,7 @@ def test_a_load_that_fails_while_its_request_runs_is_started_again(make: Make) -
     engine.assert_at_rest()
 
 
-def test_a_load_that_the_store_does_not_answer_is_no_loss_and_its_request_goes_on_elsewhere(
-    make: Make,
-) -> None:
+def test_a_load_that_the_store_does_not_answer_is_no_loss_and_its_request_goes_on_elsewhere(make):
     engine, image, other = make(), make_feature("cat", 2, 6), make_feature("dog", 2, 6)
     engine.add(make_request("a", 10, [image]), make_request("b", 10, [other], ready=[], arrival=1.0))
     output = engine.scheduler.schedule(engine.now)

@@ -41,9 +41,7 @@ def run(seed: int, rows: int, *, pooled: bool = False, one_by_one: bool = False)
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 1 << 30), rows=st.integers(6, 14), pooled=st.booleans(), one_by_one=st.booleans())
-def test_requests_that_fill_the_memory_to_the_last_byte_all_end(
-    seed: int, rows: int, pooled: bool, one_by_one: bool
-) -> None:
+def test_requests_that_fill_the_memory_to_the_last_byte_all_end(seed, rows, pooled, one_by_one):
     ended, engine = run(seed, rows, pooled=pooled, one_by_one=one_by_one)
     assert ended, "requests wait for ever"
     assert len(finished(engine)) == 8
@@ -69,9 +67,7 @@ def test_requests_whose_items_come_one_by_one_are_prefilled_meanwhile_and_all_en
 
 
 @pytest.mark.parametrize("rows", [(6,), (3, 3), (1, 2, 3)])
-def test_items_whose_sum_is_the_memory_are_served_and_one_byte_less_refuses_them(
-    rows: tuple[int, ...],
-) -> None:
+def test_items_whose_sum_is_the_memory_are_served_and_one_byte_less_refuses_them(rows):
     features, offset = [], 0
     for index, count in enumerate(rows):
         features.append(wide_feature(f"item {index}", offset, count))

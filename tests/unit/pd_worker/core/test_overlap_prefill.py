@@ -206,9 +206,7 @@ def test_what_is_not_finite_is_never_found(make: Make, monkeypatch: pytest.Monke
 
 @settings(max_examples=40, deadline=None)
 @given(st.data(), st.integers(4, 24), st.integers(1, 8), st.booleans())
-def test_in_whatever_order_items_come_all_is_computed_once_and_in_order(
-    data: st.DataObject, budget: int, block_size: int, atomic: bool
-) -> None:
+def test_in_whatever_order_items_come_all_is_computed_once_and_in_order(data, budget, block_size, atomic):
     STORE.clear()
     lengths = data.draw(st.lists(st.integers(1, min(budget, 9)), min_size=1, max_size=5))
     features, offset = [], data.draw(st.integers(0, 9))

@@ -70,9 +70,7 @@ def test_an_item_whose_span_is_cached_is_neither_loaded_nor_missed(make: Make) -
     engine.assert_at_rest()
 
 
-def test_an_item_that_is_not_cached_is_missed_with_the_admission_and_used_once_it_is_there(
-    make: Make,
-) -> None:
+def test_an_item_that_is_not_cached_is_missed_with_the_admission_and_used_once_it_is_there(make):
     engine, image = make(), make_feature("cat", 2, 6)
     engine.add(again("a", 12, image))
     engine.step()

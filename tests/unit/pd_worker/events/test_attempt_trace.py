@@ -96,9 +96,7 @@ async def test_the_stages_of_an_attempt_are_where_its_timings_say(box: Box) -> N
 
 
 @pytest.mark.parametrize(("seconds", "source"), [(0.5, "store"), (0.0, "resident")])
-async def test_a_reader_is_linked_to_the_span_that_computed_the_item(
-    box: Box, seconds: float, source: str
-) -> None:
+async def test_a_reader_is_linked_to_the_span_that_computed_the_item(box, seconds, source):
     producer = new_context(sampled=True)
     box.producers.note(KEY, to_bytes(producer))
     box.submit()
@@ -164,18 +162,14 @@ async def test_requests_of_a_proxy_without_traces_are_sampled_here() -> None:
     assert Box(0.4).submit("", "") is None
 
 
-async def test_log_records_about_an_attempt_have_its_trace_where_it_is_recorded(
-    box: Box, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_log_records_about_an_attempt_have_its_trace_where_it_is_recorded(box, caplog):
     box.submit()
     box.at(1.0, UNSENDABLE)
     [record] = caplog.records
     assert (record.request_id, record.trace_id) == ("r1", hex_trace_id(PARENT))  # type: ignore[attr-defined]
 
 
-async def test_log_records_about_an_attempt_that_is_not_recorded_have_no_trace(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_log_records_about_an_attempt_that_is_not_recorded_have_no_trace(caplog):
     box = Box(ratio=0.0)
     box.submit()
     box.at(1.0, UNSENDABLE)

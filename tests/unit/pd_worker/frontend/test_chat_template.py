@@ -51,8 +51,7 @@ def test_a_template_that_trips_is_the_requests_error():
 
 
 @pytest.mark.parametrize(
-    "source",
-    ["{{ messages.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ ''.__class__.mro() }}"],
+    "source", ["{{ messages.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ ''.__class__.mro() }}"]
 )
 def test_a_template_cannot_leave_its_sandbox(source):
     with pytest.raises(InvalidRequest):

@@ -113,25 +113,32 @@ def test_special_text_in_template_variables_stays_plain_text():
     assert made.decode(prompt) == "<|im_end|>x"
 
 
-@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "raise_exception", "range"])
-def test_template_variables_cannot_take_the_place_of_ours(name):
-    with pytest.raises(InvalidRequest, match=name) as caught:
-        tokens(user("x"), variables=raw({name: []}))
-    assert caught.value.param == "chat_template_kwargs"
+VARIABLES = "chat_template_kwargs"
 
 
-@pytest.mark.parametrize("variables", [b"[]", b"{", b'{"a b": 1}', b'{"__class__": 1}', b"[" * 9000])
-def test_template_variables_that_are_none_are_refused(variables):
-    with pytest.raises(InvalidRequest) as caught:
-        tokens(user("x"), variables=variables)
-    assert caught.value.param == "chat_template_kwargs"
-
-
-@pytest.mark.parametrize("tools", [b"{}", b"[1]", b'[{"type": "function"}]', b"[" * 9000])
-def test_tools_that_are_none_are_refused(tools):
-    with pytest.raises(InvalidRequest) as caught:
-        tokens(user("x"), tools=tools)
-    assert caught.value.param == "tools"
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        *(
+            ({"variables": raw({name: []})}, VARIABLES, name)
+            for name in ("messages", "tools", "add_generation_prompt", "raise_exception", "range")
+        ),
+        *(
+            ({"variables": variables}, VARIABLES, VARIABLES)
+            for variables in (b"[]", b"{", b'{"a b": 1}', b'{"__class__": 1}', b"[" * 9000)
+        ),
+        *(
+            ({"tools": tools}, "tools", "tools")
+            for tools in (b"{}", b"[1]", b'[{"type": "function"}]', b"[" * 9000)
+        ),
+        ({"style": "llava", "tools": raw([WEATHER])}, "tools", "takes no tools"),
+        ({"continue_final_message": True}, "messages", "continue_final_message"),
+    ],
+)
+def test_variables_tools_and_continuations_that_cannot_be_are_refused_by_field(fields, param, words):
+    with pytest.raises(InvalidRequest, match=words) as caught:
+        tokens(user("x"), **fields)
+    assert caught.value.param == param
 
 
 def test_a_schema_nested_without_end_is_refused():
@@ -139,12 +146,6 @@ def test_a_schema_nested_without_end_is_refused():
     deep = raw([tool]).replace(b'"f"', b'"f", "parameters": ' + b'{"a":' * 200 + b"1" + b"}" * 200)
     with pytest.raises(InvalidRequest, match="nested") as caught:
         tokens(user("x"), tools=deep)
-    assert caught.value.param == "tools"
-
-
-def test_tools_for_a_template_without_tools_are_refused():
-    with pytest.raises(InvalidRequest, match="takes no tools") as caught:
-        tokens(user("x"), style="llava", tools=raw([WEATHER]))
     assert caught.value.param == "tools"
 
 
@@ -158,12 +159,6 @@ def test_a_last_message_can_be_continued(style, start):
     text = made.apply_chat_template(shaped, tokenize=False, continue_final_message=True)
     assert text.endswith(start)
     assert tokens(raw(talk), style=style, continue_final_message=True) == made(text)["input_ids"]
-
-
-def test_only_text_of_the_assistant_can_be_continued():
-    with pytest.raises(InvalidRequest, match="continue_final_message") as caught:
-        tokens(user("x"), continue_final_message=True)
-    assert caught.value.param == "messages"
 
 
 @pytest.mark.parametrize("style", ["qwen", "llava"])

@@ -115,7 +115,6 @@ def test_a_form_forbids_the_end_of_the_output_while_it_reasons(tokenizer, reason
         reasoning, ReasoningPhase.REASONING, GrammarCompiler(tokenizer, (eos,)).state(FORM), None, (eos,)
     )
     allowed = mask.allowed([])
-    assert allowed is not None
     assert not allowed[eos]
     assert allowed.sum() == len(allowed) - 1
 
@@ -126,7 +125,6 @@ def test_a_model_that_may_reason_begins_with_the_form_or_with_the_marker(tokeniz
     allowed = ReasoningMask(reasoning, ReasoningPhase.OPEN, grammar.state(FORM), None, (eos,)).allowed([])
     plain = grammar.state(FORM).allowed([])
     assert allowed is not None
-    assert plain is not None
     assert set(allowed.nonzero()[0]) == {*plain.nonzero()[0], reasoning.start}
     straight = ReasoningMask(reasoning, ReasoningPhase.OPEN, grammar.state(FORM), 0, (eos,))
     assert straight.follow(ids(tokenizer, '"red"'))

@@ -58,9 +58,7 @@ def test_the_smallest_size_that_holds_a_step_is_taken(needed: DecodeSize, size: 
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 70), st.data())
-def test_every_step_has_a_size_and_less_than_half_of_its_rows_are_padding(
-    seqs: int, data: st.DataObject
-) -> None:
+def test_every_step_has_a_size_and_less_than_half_of_its_rows_are_padding(seqs, data):
     needed = DecodeSize(data.draw(st.integers(1, seqs)), 3, 5)
     size = smallest_fit(decode_sizes(seqs, 9, 20), needed)
     assert size is not None and (size.batch < 2 * needed.batch or size.batch == 1)
@@ -79,9 +77,7 @@ SIZES = [DecodeSize(batch, 16) for batch in (1, 2, 4, 8, 16, 32, 64)]
         (SIZES[:1], [100], 100),
     ],
 )
-def test_the_largest_are_captured_and_the_rest_count_as_those_after_the_first(
-    sizes: list[DecodeSize], losses: list[int], total: int
-) -> None:
+def test_the_largest_are_captured_and_the_rest_count_as_those_after_the_first(sizes, losses, total):
     free, captured = [1000], list[DecodeSize]()
 
     def capture(size: DecodeSize) -> None:
@@ -147,17 +143,13 @@ def test_free_memory_is_read_around_each_capture_with_torchs_cache_empty(checkpo
     assert memory.calls == ["reset", "free", *["capture", "free"] * 4, "reset"]
 
 
-def test_a_graph_that_cannot_be_captured_leaves_the_estimate(
-    checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_graph_that_cannot_be_captured_leaves_the_estimate(checkpoint, caplog):
     memory = Memory()
     assert measured_graph_bytes(CONFIG, checkpoint.decoder, memory, Backend(memory, fails=2)) is None
     assert "estimated" in caplog.text and memory.calls[-1] == "reset"
 
 
-def test_an_accelerators_plan_has_the_measured_memory(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_accelerators_plan_has_the_measured_memory(checkpoint, monkeypatch):
     monkeypatch.setattr(memory_profile, "measured_graph_bytes", lambda *_: 123456)
     monkeypatch.setattr(memory_profile, "activation_bytes", lambda *_: 0)
     device = checkpoint.decoder.device

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.tool_calls import joined
 from triptych.pd_worker.frontend.chat_template import ChatTemplate
 from triptych.pd_worker.frontend.tool_format import find_tool_format
+from triptych.proxy.call.call_text import CallArguments, CallStart
 from triptych.proxy.call.tool_formats import FORMATS, MAX_BLANKS, Piece, make_parser
 from triptych.proxy.call.tools import CallForm
+
+
+def joined(pieces: Iterable[Piece]) -> list[object]:
+    """Neighbouring content and a call's arguments are each one string."""
+    parts: list[object] = []
+    for piece in pieces:
+        last = parts[-1] if parts else None
+        if isinstance(piece, CallStart):
+            parts.append((piece.name, ""))
+        elif isinstance(piece, CallArguments):
+            assert isinstance(last, tuple), "arguments follow their call's start"
+            parts[-1] = (last[0], last[1] + piece.text)
+        elif isinstance(last, str):
+            parts[-1] = last + piece
+        else:
+            parts.append(piece)
+    return parts
+
 
 SCHEMAS = {
     "look": {
@@ -174,11 +193,7 @@ def test_every_format_has_its_cases():
 
 @pytest.mark.parametrize("name", FORMATS)
 @settings(max_examples=80)
-@given(
-    st.lists(st.sampled_from([*(text for _, text, _ in CASES), *BITS])),
-    st.data(),
-    st.booleans(),
-)
+@given(st.lists(st.sampled_from([*(text for _, text, _ in CASES), *BITS])), st.data(), st.booleans())
 def test_no_output_fails_and_the_cuts_change_nothing(name, texts, data, parallel):
     text = "".join(texts)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
@@ -237,20 +252,11 @@ STEPS = [
     ),
     (
         "gemma4",
-        [
-            ("<|tool_call>call:look{at:[1", ["look"]),
-            ("],times:3", ['{"at": [1]']),
-            ("}", [', "times": 3}']),
-        ],
+        [("<|tool_call>call:look{at:[1", ["look"]), ("],times:3", ['{"at": [1]']), ("}", [', "times": 3}'])],
     ),
     (
         "pythonic",
-        [
-            ("[look(at='a', ", ["look", '{"at": "a"']),
-            ("times=3", []),
-            (")", [', "times": 3}']),
-            ("]", []),
-        ],
+        [("[look(at='a', ", ["look", '{"at": "a"']), ("times=3", []), (")", [', "times": 3}']), ("]", [])],
     ),
 ]
 
@@ -276,11 +282,7 @@ BROKEN = [
     ("qwen3_coder", "<tool_call><function=f><parameter=a>1</parameter><parameter=b>2", [("f", '{"a": 1')]),
     ("qwen3_coder", "<tool_call><function=f><parameter=a>1</parameter>", [("f", '{"a": 1}')]),
     ("glm45", "<tool_call>f", ["<tool_call>f"]),
-    (
-        "glm45",
-        "<tool_call>f<arg_key>a</arg_key>1</tool_call>",
-        [("f", ""), "a</arg_key>1</tool_call>"],
-    ),
+    ("glm45", "<tool_call>f<arg_key>a</arg_key>1</tool_call>", [("f", ""), "a</arg_key>1</tool_call>"]),
     ("gemma4", "<|tool_call>call:f{a:1,b:no}", [("f", '{"a": 1'), ",b:no}"]),
     ("mistral", '[TOOL_CALLS][{"name": "f"}, {"x": 1}]', [("f", "{}"), ', {"x": 1}]']),
     ("pythonic", "[f(a=1, b=g())]", [("f", '{"a": 1'), ", b=g())]"]),
@@ -354,10 +356,7 @@ def test_content_is_sent_as_soon_as_it_cannot_begin_a_tool_call() -> None:
     ("text", "pieces"),
     [
         ('{"name": "look", "arguments": {"at": "sky"}}', [SKY]),
-        (
-            '[{"name": "look", "arguments": {"at": "sky"}}, {"name": "now", "arguments": {}}]',
-            [SKY, NOW],
-        ),
+        ('[{"name": "look", "arguments": {"at": "sky"}}, {"name": "now", "arguments": {}}]', [SKY, NOW]),
         ('{"name": "look", "argum', ['{"name": "look", "argum']),
         ('[{"name": "look", "arguments": 3}]', ['[{"name": "look", "arguments": 3}]']),
         ("", []),

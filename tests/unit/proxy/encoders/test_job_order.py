@@ -49,7 +49,6 @@ class PlainTable(EncoderJobTable):
             if not self._may_begin(job, job.address):
                 self._keep(job, [job.address])
                 continue
-            assert job.plan is not None
             if self.published_bytes and self.published_bytes + job.plan.nbytes > self.share:
                 break
             job.state = JobState.RUNNING

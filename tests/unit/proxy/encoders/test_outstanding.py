@@ -88,11 +88,17 @@ def test_every_item_costs_a_second_while_nothing_is_known() -> None:
     assert WorkModel().total(2, 3, 500, SLOW) == 5.0
 
 
-def test_kinds_are_learnt_apart() -> None:
+def learnt(begin: float = 0.0, **slopes: float) -> WorkModel:
+    """A model to which kinds have reported items of three sizes: `begin` seconds and a slope a patch."""
     model = WorkModel()
     for patches in (100, 200, 400):
-        model.learn(patches, 0.01 * patches, SLOW)
-        model.learn(patches, 0.001 * patches, FAST)
+        for kind, slope in slopes.items():
+            model.learn(patches, begin + slope * patches, {"slow": SLOW, "fast": FAST}[kind])
+    return model
+
+
+def test_kinds_are_learnt_apart() -> None:
+    model = learnt(slow=0.01, fast=0.001)
     assert model.work(800, SLOW) == pytest.approx(8.0)
     assert model.work(800, FAST) == pytest.approx(0.8)
     assert model.speed(FAST, SLOW) == pytest.approx(10.0)
@@ -100,28 +106,20 @@ def test_kinds_are_learnt_apart() -> None:
 
 
 def test_a_kind_that_has_not_reported_costs_the_mean_of_the_known_ones() -> None:
-    model = WorkModel()
-    for patches in (100, 200, 400):
-        model.learn(patches, 0.01 * patches, SLOW)
-        model.learn(patches, 0.03 * patches, FAST)
+    model = learnt(slow=0.01, fast=0.03)
     assert model.work(300, "new") == pytest.approx(6.0)
     model.learn(200, 0.5, "new")
     assert model.work(200, "new") == pytest.approx(0.5)
 
 
 def test_a_kind_with_items_of_one_size_gets_the_slope_of_the_others_scaled_by_its_speed() -> None:
-    model = WorkModel()
-    for patches in (100, 200, 400):
-        model.learn(patches, 0.01 * patches, SLOW)
+    model = learnt(slow=0.01)
     model.learn(200, 0.2, FAST)
     assert model.work(800, FAST) == pytest.approx(0.8)
 
 
 def test_the_total_of_a_kind_is_the_sum_of_its_items() -> None:
-    model = WorkModel()
-    for patches in (100, 200, 400):
-        model.learn(patches, 0.5 + 0.01 * patches, SLOW)
-        model.learn(patches, 0.05 + 0.001 * patches, FAST)
+    model = learnt(0.5, slow=0.01, fast=0.001)
     for kind in (SLOW, FAST, "new"):
         items = model.work(None, kind) + model.work(150, kind) + model.work(350, kind)
         assert model.total(1, 2, 500, kind) == pytest.approx(items)

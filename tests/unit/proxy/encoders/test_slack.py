@@ -155,7 +155,7 @@ def encoded(table: EncoderJobTable) -> list[str]:
 
 def admitted(*requests: tuple[str, str, float]) -> EncoderJobTable:
     """A table of planned and admitted requests: each its item's name, its tenant and its deadline."""
-    table = table_of(credit=100)
+    table = table_of(credit=1000)
     for name, tenant, deadline in requests:
         table.want(name, f"r{name}", "n", tenant=tenant, deadline=deadline)
     for action in table.pump(0.0):
@@ -202,8 +202,7 @@ def test_tenants_that_have_gone_are_forgotten() -> None:
 
 
 def test_one_tenants_picture_is_planned_and_encoded_while_another_has_queued_hundreds() -> None:
-    table = EncoderJobTable(1 << 30, lambda plan: 1)
-    table.set_encoders([EncoderSlot("e0", ("n",), 1, 1)])
+    table = table_of(credit=1)
     for number in range(300):
         table.want(f"a{number}", f"ra{number}", "n", tenant="a")
     planned: list[str] = []
@@ -225,19 +224,5 @@ def test_one_tenants_picture_is_planned_and_encoded_while_another_has_queued_hun
 
 
 def test_one_tenants_admitted_picture_runs_while_another_has_hundreds_admitted() -> None:
-    table = EncoderJobTable(1 << 30, lambda plan: 1)
-    table.set_encoders([EncoderSlot("e0", ("n",), 1000, 1)])
-    names = [f"a{number}" for number in range(300)]
-    for name in names:
-        table.want(name, f"r{name}", "n", tenant="a")
-    table.want("b", "rb", "n", tenant="b")
-    for action in table.pump(0.0):
-        table.planned(action.job.try_id, plan_of(action.job.mm_hash))
-    for name in [*names, "b"]:
-        table.admit(f"r{name}")
-    encoded: list[str] = []
-    for _ in range(10):
-        for action in table.pump(0.0):
-            encoded.append(action.job.mm_hash)
-            table.ready(action.job.try_id, plan_of(action.job.mm_hash))
-    assert encoded.index("b") <= 2
+    table = admitted(*((f"a{number}", "a", 300.0) for number in range(300)), ("b", "b", 300.0))
+    assert encoded(table).index("b") <= 2

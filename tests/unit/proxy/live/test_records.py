@@ -180,9 +180,7 @@ def test_the_window_holds_a_bounded_number_of_calls() -> None:
 
 
 @pytest.mark.parametrize(("values", "percent", "wanted"), [([1, 2, 3, 4], 50, 2), ([1, 2, 3, 4], 99, 4)])
-def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(
-    values: list[float], percent: int, wanted: float
-) -> None:
+def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(values, percent, wanted):
     assert percentile(values, percent) == wanted
 
 

@@ -24,26 +24,41 @@ def beat(count: int, patience: float = 1.0) -> pd_pb2.StepEvents:
     return pd_pb2.StepEvents(beat=pd_pb2.Beat(count=count, patience=patience))
 
 
-def looks(watch: StallWatch, seconds: int, message: pd_pb2.StepEvents | None = None, start: int = 0) -> bool:
-    """What the last look of one a second says; the message comes before each of them."""
-    stalled = False
-    for second in range(start, start + seconds):
+COMPILES = int(LIMIT * SLOW_FACTOR)
+
+
+@pytest.mark.parametrize(
+    ("limit", "beats", "stalled"),
+    [
+        (LIMIT, [beat(7)] * 5, False),
+        (LIMIT, [beat(7)] * 6, True),
+        (LIMIT, [beat(7)] + [None] * 5, True),
+        (LIMIT, [beat(7)] * 6 + [beat(8)], False),
+        (LIMIT, [beat(700)] * 6 + [beat(1)], False),
+        (LIMIT, [None] * 1000, False),
+        (0.0, [beat(7)] * 1000, False),
+        (LIMIT, [beat(7, SLOW_FACTOR)] * COMPILES, False),
+        (LIMIT, [beat(7, SLOW_FACTOR)] * (COMPILES + 1), True),
+    ],
+    ids=[
+        "stands still",
+        "for the limit",
+        "beats stay away",
+        "moves again",
+        "restarted",
+        "sends no beats",
+        "no limit",
+        "compiles",
+        "compiles too long",
+    ],
+)
+def test_a_worker_whose_count_stands_still_for_the_limit_is_stalled(limit, beats, stalled):
+    watch = StallWatch(limit)
+    for second, message in enumerate(beats):
         if message is not None:
             watch.observe(message)
-        stalled = watch.stalled(float(second))
-    return stalled
-
-
-def test_a_count_that_stands_still_for_the_limit_is_a_stall():
-    watch = StallWatch(LIMIT)
-    assert not looks(watch, 5, beat(7))
-    assert looks(watch, 1, beat(7), start=5)
-
-
-def test_beats_that_stay_away_are_one_too():
-    watch = StallWatch(LIMIT)
-    watch.observe(beat(7))
-    assert looks(watch, 6)
+        last = watch.stalled(float(second))
+    assert last is stalled
 
 
 def test_a_count_that_changes_and_an_event_are_progress():
@@ -65,37 +80,14 @@ def test_tokens_in_lists_are_progress():
         assert not watch.stalled(float(second))
 
 
-def test_a_worker_that_moves_again_is_taken_back():
-    watch = StallWatch(LIMIT)
-    assert looks(watch, 6, beat(7))
-    assert not looks(watch, 1, beat(8), start=6)
-
-
-def test_a_restarted_process_is_watched_from_its_first_beat_and_used_again():
-    watch = StallWatch(LIMIT)
-    assert looks(watch, 6, beat(700))
-    assert not looks(watch, 1, beat(1), start=6)
-
-
-def test_a_worker_that_sends_no_beats_is_never_set_aside():
-    assert not looks(StallWatch(LIMIT), 1000)
-
-
-def test_without_a_limit_no_worker_is_stalled():
-    assert not looks(StallWatch(0.0), 1000, beat(7))
-
-
-def test_a_worker_that_compiles_has_longer():
-    watch = StallWatch(LIMIT)
-    assert not looks(watch, int(LIMIT * SLOW_FACTOR), beat(7, SLOW_FACTOR))
-    assert looks(watch, 1, beat(7, SLOW_FACTOR), start=int(LIMIT * SLOW_FACTOR))
-
-
 @pytest.mark.parametrize("patience", [1e30, math.inf, math.nan, -1.0, 0.0])
 def test_a_worker_cannot_register_an_endless_or_negative_patience(patience):
     watch = StallWatch(LIMIT)
-    assert not looks(watch, 5, beat(7, patience))
-    assert looks(watch, 1, beat(7, patience), start=5)
+    said = []
+    for second in range(6):
+        watch.observe(beat(7, patience))
+        said.append(watch.stalled(float(second)))
+    assert said == [False] * 5 + [True]
 
 
 def test_a_proxy_that_was_suspended_itself_suspects_no_worker():

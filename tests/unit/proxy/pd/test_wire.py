@@ -95,7 +95,6 @@ def step_of(*entries: tuple[str, list[int], str]) -> pd_pb2.StepEvents:
     for name, ids, text in entries:
         message.add_tokens(name, 1, 5, array("I", ids), text)
     found = message.to_proto(None)
-    assert found is not None
     return pd_pb2.StepEvents.FromString(found.SerializeToString())
 
 
@@ -137,25 +136,17 @@ def test_the_newest_report_is_kept() -> None:
     assert reports.latest(0.0) is None
     reports.observe(beat(), 10.0)
     found = reports.latest(10.5)
-    assert found is not None
     assert (found.running, found.waiting, found.kv_usage, found.cache_usage) == (3, 2, 0.5, 0.25)
     assert found.tokens_per_second == 0.0
 
 
-def test_tokens_of_a_second_come_from_two_reports() -> None:
+@pytest.mark.parametrize(("tokens", "rate"), [(400, 150.0), (7, 0.0)], ids=["goes on", "started anew"])
+def test_tokens_of_a_second_come_from_two_reports_and_are_never_negative(tokens: int, rate: float) -> None:
     reports = LoadReports()
     reports.observe(beat(100), 10.0)
-    reports.observe(beat(400), 12.0)
+    reports.observe(beat(tokens), 12.0)
     found = reports.latest(12.0)
-    assert found is not None and found.tokens_per_second == 150.0
-
-
-def test_a_process_that_was_started_anew_has_made_no_negative_tokens() -> None:
-    reports = LoadReports()
-    reports.observe(beat(100), 10.0)
-    reports.observe(beat(7), 11.0)
-    found = reports.latest(11.0)
-    assert found is not None and found.tokens_per_second == 0.0
+    assert found is not None and found.tokens_per_second == rate
 
 
 def test_a_beat_without_a_load_is_of_an_earlier_release() -> None:
@@ -175,7 +166,6 @@ def test_shares_lie_between_0_and_1_whatever_a_worker_sends(value: float) -> Non
     reports = LoadReports()
     reports.observe(beat(kv_usage=value, cache_usage=value), 10.0)
     found = reports.latest(10.0)
-    assert found is not None
     assert 0.0 <= found.kv_usage <= 1.0 and 0.0 <= found.cache_usage <= 1.0
 
 
@@ -184,24 +174,26 @@ def call(prompt: RawPrompt | None = None, max_tokens: int | None = None, param: 
     return ChatCall("r", "m", (), sampling, 1.0, prompt=prompt, prompt_param=param)
 
 
-def test_text_counts_nothing_and_the_output_one_token_at_least() -> None:
-    assert least_tokens(call("a long text"), (), None) == 1
-    assert least_tokens(call(), (), None) == 1
-    assert least_tokens(call(max_tokens=7), (), None) == 7
+#: One whose output fills the model length has only its end to be told: it is known whole.
+RESUMED = ResumeState((1,) * 20, (), (2,) * 5, 9)
 
 
-def test_token_ids_and_items_are_known() -> None:
-    assert least_tokens(call((1, 2, 3)), (), None) == 4
-    assert least_tokens(call((1, 2, 3), 10), (), None) == 13
-    assert least_tokens(call(max_tokens=2), (16, 16, 4), None) == 38
-
-
-def test_a_resumed_request_is_known_whole() -> None:
-    """One whose output fills the model length has only its end to be told."""
-    resume = ResumeState((1,) * 20, (), (2,) * 5, 9)
-    assert least_tokens(call("text"), (16,), resume) == 25
-    assert least_tokens(call("text", 5), (16,), resume) == 25
-    assert least_tokens(call("text", 50), (16,), resume) == 70
+@pytest.mark.parametrize(
+    ("asked", "items", "resume", "tokens"),
+    [
+        (call("a long text"), (), None, 1),
+        (call(), (), None, 1),
+        (call(max_tokens=7), (), None, 7),
+        (call((1, 2, 3)), (), None, 4),
+        (call((1, 2, 3), 10), (), None, 13),
+        (call(max_tokens=2), (16, 16, 4), None, 38),
+        (call("text"), (16,), RESUMED, 25),
+        (call("text", 5), (16,), RESUMED, 25),
+        (call("text", 50), (16,), RESUMED, 70),
+    ],
+)
+def test_ids_items_and_what_is_resumed_are_known_and_text_counts_nothing(asked, items, resume, tokens):
+    assert least_tokens(asked, items, resume) == tokens
 
 
 def test_a_limit_is_what_prompt_and_output_may_have_together() -> None:

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from triptych.base.errors import InvalidRequest
+import pytest
+
+from triptych.base.errors import InvalidRequest, RequestError
 from triptych.base.types import FinishReason, ItemPlan, Usage
 from triptych.proxy import events
 from triptych.proxy.call.chat import Delta, Done, Started
@@ -54,6 +56,13 @@ def kinds(instructions: Sequence[do.Instruction]) -> list[type]:
     return [type(instruction) for instruction in instructions]
 
 
+def failure(instructions: Sequence[do.Instruction]) -> RequestError:
+    """The error in which they end."""
+    last = instructions[-1]
+    assert isinstance(last, do.Fail)
+    return last.error
+
+
 def test_text_is_submitted_at_once() -> None:
     assert Lifecycle().deliver(events.Fetched({}, 0.0)) == [do.Submit(1, None, frozenset())]
 
@@ -100,9 +109,7 @@ def test_a_missing_item_is_encoded_again_at_once_then_ever_later_and_its_last_lo
         again = [do.ReturnShare("a"), do.StartJobs(("a",), True, "d", pause=pause)]
         assert machine.deliver(events.MissReported(1, "a", "d")) == again
         machine.deliver(ready("a"))
-    last = machine.deliver(events.MissReported(1, "a", "d"))[-1]
-    assert isinstance(last, do.Fail)
-    assert last.error.status == 503
+    assert failure(machine.deliver(events.MissReported(1, "a", "d"))).status == 503
 
 
 def test_a_loss_that_is_reported_again_before_the_item_is_back_is_one_loss() -> None:
@@ -181,40 +188,32 @@ def test_a_client_that_leaves_early_has_nothing_to_cancel_at_a_worker() -> None:
     assert machine.deliver(events.ClientLeft()) == [do.Leave()]
 
 
-def test_an_items_error_names_the_field_that_holds_it() -> None:
-    machine = begun(a="messages[0].content[1].image_url.url")
+URL = "messages[0].content[1].image_url.url"
+
+
+@pytest.mark.parametrize(
+    ("field", "error", "message", "param"),
+    [
+        (URL, InvalidRequest("truncated"), f"{URL}: truncated", URL),
+        ("file", InvalidRequest("audio: no WAV file", param="audio"), "file: no WAV file", "file"),
+        (URL, InvalidRequest("no such", param="mm_processor_kwargs.x"), None, "mm_processor_kwargs.x"),
+    ],
+    ids=["the field that holds it", "not twice", "the processor's options"],
+)
+def test_an_items_error_names_its_field(field, error, message, param) -> None:
+    machine = begun(a=field)
     looked_up(machine)
-    fail = machine.deliver(events.JobFailed("a", InvalidRequest("truncated")))[-1]
-    assert isinstance(fail, do.Fail)
-    assert fail.error.param == "messages[0].content[1].image_url.url"
-    assert fail.error.status == 400
-
-
-def test_an_items_error_does_not_name_the_item_twice() -> None:
-    machine = begun(a="file")
-    fail = machine.deliver(events.JobFailed("a", InvalidRequest("audio: no WAV file", param="audio")))[-1]
-    assert isinstance(fail, do.Fail)
-    assert (fail.error.message, fail.error.param) == ("file: no WAV file", "file")
-
-
-def test_an_error_about_the_processors_options_keeps_its_own_field() -> None:
-    machine = begun(a="messages[0].content[1].image_url.url")
-    fail = machine.deliver(
-        events.JobFailed("a", InvalidRequest("no such option", param="mm_processor_kwargs.x"))
-    )[-1]
-    assert isinstance(fail, do.Fail)
-    assert fail.error.param == "mm_processor_kwargs.x"
+    failed = failure(machine.deliver(events.JobFailed("a", error)))
+    assert (failed.param, failed.status) == (param, 400)
+    assert message is None or failed.message == message
 
 
 def test_the_deadline_is_504_and_503_when_something_was_not_there() -> None:
-    fail = at_worker().deliver(events.DeadlinePassed())[-1]
-    assert isinstance(fail, do.Fail)
-    assert fail.error.status == 504
+    assert failure(at_worker().deliver(events.DeadlinePassed())).status == 504
     machine = at_worker("a")
     machine.deliver(events.MissReported(1, "a", ""))
-    fail = machine.deliver(events.DeadlinePassed(encoders=False))[-1]
-    assert isinstance(fail, do.Fail)
-    assert (fail.error.status, fail.error.retry_after) == (503, 2.0)
+    late = failure(machine.deliver(events.DeadlinePassed(encoders=False)))
+    assert (late.status, late.retry_after) == (503, 2.0)
 
 
 def test_nothing_happens_after_the_end() -> None:
@@ -335,15 +334,11 @@ def test_the_next_attempt_expects_what_nobody_has_missed() -> None:
     assert machine.deliver(events.MissReported(2, "b", "")) == [do.StartJobs(("b",), expected=True)]
 
 
-def test_a_deadline_names_the_encoders_only_where_one_is_needed() -> None:
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_deadline_names_the_encoders_only_where_one_is_needed(missing: bool) -> None:
     machine = expecting("a", "b", "c")
     machine.deliver(events.Accepted(1))
-    late = machine.deliver(events.DeadlinePassed(encoders=False))[-1]
-    assert isinstance(late, do.Fail)
-    assert "encoder" not in late.error.message
-    machine = expecting("a", "b", "c")
-    machine.deliver(events.Accepted(1))
-    machine.deliver(events.MissReported(1, "b", ""))
-    late = machine.deliver(events.DeadlinePassed(encoders=False))[-1]
-    assert isinstance(late, do.Fail)
-    assert "encoder worker" in late.error.message
+    if missing:
+        machine.deliver(events.MissReported(1, "b", ""))
+    late = failure(machine.deliver(events.DeadlinePassed(encoders=False)))
+    assert ("encoder worker" in late.message) is missing

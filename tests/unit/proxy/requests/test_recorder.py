@@ -1,20 +1,41 @@
-"""The recorder: every event reaches the views of its request, and nobody else's."""
+"""The recorder of a call and the trace of a request."""
 
 from __future__ import annotations
 
 import pytest
 
 from support.data.items import make_plan
-from support.tracing.spans import TickingClock, kept_tracer
-from triptych.base.errors import RequestError
+from support.tracing.spans import KeptSpan, KeptSpans, TickingClock, kept_tracer, remote
+from triptych.base.errors import InvalidRequest, RequestError
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.tracing.server_span import ServerSpan
-from triptych.base.types import SamplingParams
+from triptych.base.tracing.tracer import SpanKind
+from triptych.base.types import ItemPlan, SamplingParams, Usage
 from triptych.proxy.admission import make_choices
-from triptych.proxy.call.chat import ChatCall
-from triptych.proxy.events import CallEnded, Ended, FirstToken, JobReady
+from triptych.proxy.call.chat import ChatCall, Started
+from triptych.proxy.events import (
+    Accepted,
+    Admitted,
+    CallEnded,
+    ClientLeft,
+    EncodersBack,
+    EncodersGone,
+    Ended,
+    Fetched,
+    Finished,
+    FirstToken,
+    ItemPlanned,
+    ItemReady,
+    JobFailed,
+    JobReady,
+    LookedUp,
+    Lost,
+    MissReported,
+    RequestEvent,
+)
 from triptych.proxy.requests.instructions import LookUpItems, ResumeState, Submit
-from triptych.proxy.requests.recorder import Event, Items, Recorder
+from triptych.proxy.requests.lifecycle import Lifecycle
+from triptych.proxy.requests.recorder import Event, Items, Recorder, RequestTrace
 from triptych.proxy.requests.request import Choices
 
 RESUME = ResumeState((1,), (), (2,), 0)
@@ -113,3 +134,181 @@ def test_resumes_and_resubmissions_are_counted_apart_whether_anybody_watches_or_
         sample.labels["reason"]: sample.value for sample in family.samples if sample.name.endswith("_total")
     }
     assert counts == {"resume": 2, "resubmit": 1}
+
+
+FIRST, SECOND = "a" * 64, "b" * 64
+
+
+def plan(key: str) -> ItemPlan:
+    return ItemPlan(key, "n", "image", 2, 4, "float32", 2)
+
+
+class Traced:
+    """A state machine whose events and instructions its trace sees, as in the dispatcher."""
+
+    def __init__(self, *keys: str, ratio: float = 1.0) -> None:
+        self.clock = TickingClock()
+        self.kept: KeptSpans
+        tracer, self.kept = kept_tracer(ratio, clock=self.clock)
+        self.server = ServerSpan(tracer, None, "chat", {})
+        self.trace = RequestTrace(self.server, "r1", 0)
+        self.views = [self.trace] if self.server.recording else []
+        self.keys, self.machine, self.address = keys, Lifecycle(), ""
+
+    def see(self, event: Event, at: float) -> None:
+        self.clock.now = at
+        for view in self.views:
+            view.observe(event, at, self.address, self.machine.items)
+
+    def deliver(self, event: RequestEvent, at: float) -> None:
+        self.see(event, at)
+        for order in self.machine.deliver(event):
+            self.see(order, at)
+
+    def begin(self, at: float) -> None:
+        self.deliver(Fetched(dict.fromkeys(self.keys, "image"), 0.0), at)
+
+    def look_up(self, at: float, *stored: str) -> None:
+        self.deliver(LookedUp({key: plan(key) for key in stored}), at)
+
+    def accept(self, at: float) -> None:
+        self.deliver(Accepted(self.machine.attempt), at)
+        self.address = "127.0.0.1:5000"
+
+    def ready(self, key: str, at: float) -> None:
+        self.deliver(ItemReady(key, JobReady(plan(key), False, 0.1, 0.1)), at)
+
+    def finish(self, at: float) -> None:
+        self.deliver(Finished(self.machine.attempt, "stop", Usage(5, 3, 2)), at)
+
+    def attempts(self) -> list[KeptSpan]:
+        return self.kept.all("PD attempt")
+
+
+def test_a_request_with_an_item_has_all_its_stages() -> None:
+    t = Traced(FIRST)
+    t.begin(101.0)
+    t.look_up(102.0)
+    item = t.trace.item(t.machine.items[FIRST])
+    t.deliver(ItemPlanned(FIRST, plan(FIRST)), 103.0)
+    attempt = t.trace.attempt
+    t.accept(103.5)
+    t.deliver(Admitted(1, Started((7, 8)), [(0, 1)]), 104.0)
+    t.ready(FIRST, 105.0)
+    t.finish(108.0)
+    spans = {s.name: (s.start, s.end) for s in t.kept.spans if s.name != "fetch"}
+    assert spans == {
+        "look up": (101.0, 102.0),
+        "queue": (103.0, 103.5),
+        "encode item": (102.0, 105.0),
+        "PD attempt": (103.0, 108.0),
+    }
+    encode, pd = t.kept.one("encode item"), t.kept.one("PD attempt")
+    assert (encode.context, pd.context) == (remote(item), remote(attempt))
+    assert encode.parent == pd.parent == remote(t.server.context)
+    assert encode.kind is pd.kind is SpanKind.CLIENT
+    assert t.kept.one("queue").parent == remote(attempt)
+    assert encode.attributes["triptych.item.source"] == "encoded"
+    assert encode.attributes["triptych.item.mm_hash"] == FIRST[:12]
+    assert pd.attributes["triptych.request.attempt"] == 1
+    assert pd.attributes["server.port"] == 5000
+    assert pd.events == ("accepted", "admitted")
+    assert (encode.error, pd.error) == ("", "")
+
+
+def test_a_lost_worker_is_a_failed_attempt_and_a_second_one() -> None:
+    t = Traced()
+    t.begin(101.0)
+    t.accept(102.0)
+    first = t.trace.attempt
+    t.deliver(Lost(1), 103.0)
+    assert t.trace.attempt != first
+    t.accept(104.0)
+    t.finish(105.0)
+    lost, done = t.attempts()
+    assert (lost.error, lost.end, done.error) == ("worker_lost", 103.0, "")
+    assert lost.attributes["error.type"] == "worker_lost"
+    assert [s.attributes["triptych.request.attempt"] for s in (lost, done)] == [1, 2]
+
+
+def test_a_late_acceptance_is_not_the_next_attempts() -> None:
+    t = Traced()
+    t.begin(101.0)
+    t.deliver(Lost(1), 103.0)
+    t.see(Accepted(1), 104.0)
+    t.accept(105.0)
+    t.finish(106.0)
+    queue = t.kept.one("queue")
+    assert (queue.start, queue.end) == (103.0, 105.0)
+
+
+def test_a_lost_item_is_encoded_again_under_a_span_of_its_own() -> None:
+    t = Traced(FIRST, SECOND)
+    t.begin(101.0)
+    t.look_up(102.0, FIRST, SECOND)
+    t.accept(102.5)
+    t.deliver(MissReported(1, FIRST, ""), 103.0)
+    t.ready(FIRST, 104.0)
+    t.finish(105.0)
+    again = t.kept.one("encode item")
+    assert (again.start, again.end) == (103.0, 104.0)
+    assert again.attributes["triptych.item.re_encode"] is True
+
+
+def test_an_attempt_ends_when_no_encoder_worker_is_there() -> None:
+    t = Traced(FIRST)
+    t.begin(101.0)
+    t.look_up(102.0)
+    t.deliver(ItemPlanned(FIRST, plan(FIRST)), 103.0)
+    t.accept(103.5)
+    t.deliver(EncodersGone(), 104.0)
+    assert [(s.error, s.end) for s in t.attempts()] == [("no_encoder_worker", 104.0)]
+    t.deliver(EncodersBack(), 106.0)
+    t.ready(FIRST, 107.0)
+    t.finish(108.0)
+    assert [s.error for s in t.attempts()] == ["no_encoder_worker", ""]
+
+
+def test_a_failed_job_fails_what_is_open_by_its_code() -> None:
+    t = Traced(FIRST, SECOND)
+    t.begin(101.0)
+    t.look_up(102.0)
+    t.deliver(JobFailed(FIRST, InvalidRequest("a secret file name", param="image")), 103.0)
+    assert [s.error for s in t.kept.all("encode item")] == [InvalidRequest.code] * 2
+    t.see(Ended(), 104.0)
+    assert len(t.kept.all("encode item")) == 2
+    assert "secret" not in repr(t.kept.spans)
+
+
+def test_a_client_that_leaves_cancels_what_is_open() -> None:
+    t = Traced(FIRST)
+    t.begin(101.0)
+    t.look_up(102.0)
+    t.deliver(ItemPlanned(FIRST, plan(FIRST)), 103.0)
+    t.deliver(ClientLeft(), 104.0)
+    t.see(Ended(), 104.0)
+    assert [s.error for s in t.kept.spans if s.kind is SpanKind.CLIENT] == ["cancelled"] * 2
+
+
+def test_a_request_that_is_not_recorded_sends_its_unsampled_context_on() -> None:
+    t = Traced(FIRST, ratio=0.1)
+    t.begin(101.0)
+    t.look_up(102.0)
+    t.deliver(ItemPlanned(FIRST, plan(FIRST)), 103.0)
+    assert t.trace.item(t.machine.items[FIRST]) == t.trace.attempt == t.server.context
+    assert not t.trace.attempt.trace_flags.sampled
+    t.accept(104.0)
+    t.ready(FIRST, 105.0)
+    t.finish(106.0)
+    t.see(Ended(), 107.0)
+    assert t.kept.spans == []
+
+
+@pytest.mark.parametrize("choice", [0, 2])
+def test_choices_are_told_apart(choice: int) -> None:
+    tracer, kept = kept_tracer(clock=TickingClock())
+    trace = RequestTrace(ServerSpan(tracer, None, "chat", {}), "r1", choice)
+    fetched = Fetched({}, 0.0)
+    for event in [fetched, *Lifecycle().deliver(fetched), Ended()]:
+        trace.observe(event, 101.0, "", {})
+    assert kept.one("PD attempt").attributes.get("triptych.request.choice", 0) == choice

@@ -1,22 +1,38 @@
-"""A request of several choices, and its timeline."""
+"""Choices of a call, their time line, and items that are held or wait for the store."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from support.data.items import make_plan
-from triptych.base.errors import InvalidRequest
-from triptych.base.types import FinishReason, PDTimings, SamplingParams, Usage
+from support.waiting import until
+from triptych.base.errors import InvalidRequest, RequestError
+from triptych.base.types import FinishReason, ItemPlan, PDTimings, SamplingParams, Usage
 from triptych.proxy.admission import WHOLE_BATCH, make_choices
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Started, Timings
-from triptych.proxy.events import Fetched, Finished, ItemReady, JobReady, LoadReported
+from triptych.proxy.events import (
+    Accepted,
+    Admitted,
+    ClientLeft,
+    Fetched,
+    Finished,
+    ItemReady,
+    JobReady,
+    LoadReported,
+    LookedUp,
+    Lost,
+    RequestEvent,
+    RequestFailed,
+)
 from triptych.proxy.media.source import ItemMedia
 from triptych.proxy.requests.instructions import Submit
-from triptych.proxy.requests.item_supply import held_keys
+from triptych.proxy.requests.item_supply import StoreWait, held_keys
+from triptych.proxy.requests.lifecycle import Lifecycle
 from triptych.proxy.requests.recorder import Event, RequestTimeline
 from triptych.proxy.requests.request import Choices
 from triptych.proxy.splitter import SplitItem
@@ -168,18 +184,108 @@ def item(key: str, prefix: int) -> SplitItem:
     return SplitItem(key, cast(ItemMedia, None), "", {}, prefix=prefix)
 
 
-def test_items_of_known_prefixes_may_be_held_and_later_ones_are_not() -> None:
-    items = [item("a", 0), item("b", 2), item("c", 4)]
-    assert held_keys(items, ["a", "b", "c"], 3) == {"a", "b"}
+@pytest.mark.parametrize(
+    ("items", "missing", "known", "held"),
+    [
+        ([("a", 0), ("b", 2), ("c", 4)], ["a", "b", "c"], 3, {"a", "b"}),
+        ([("a", 0)], ["a"], 0, set()),
+        ([("a", 0)], [], 1, set()),
+        ([("a", 0), ("a", 2)], ["a"], 2, set()),
+    ],
+    ids=["of known prefixes", "none is known", "stored", "again after the known prefixes"],
+)
+def test_items_of_known_prefixes_alone_may_be_held(items, missing, known, held):
+    assert held_keys([item(*each) for each in items], missing, known) == held
 
 
-def test_nothing_is_held_where_no_prefix_is_known() -> None:
-    assert held_keys([item("a", 0)], ["a"], 0) == set()
+STORED = ItemPlan("a", "n", "image", 1, 1, "float32", 1)
 
 
-def test_an_item_that_is_stored_is_not_asked_for() -> None:
-    assert held_keys([item("a", 0)], [], 1) == set()
+def looked_up(*stored: ItemPlan) -> Lifecycle:
+    machine = Lifecycle()
+    machine.deliver(Fetched({"a": "field"}, 0.0))
+    machine.deliver(LookedUp({plan.mm_hash: plan for plan in stored}))
+    return machine
 
 
-def test_a_picture_that_comes_again_after_the_known_prefixes_has_to_be_encoded() -> None:
-    assert held_keys([item("a", 0), item("a", 2)], ["a"], 2) == set()
+def test_an_item_without_an_embedding_waits_for_encoders_and_one_that_is_stored_for_pd_workers() -> None:
+    assert looked_up().waits_for("encoder")
+    assert not looked_up().waits_for("pd")
+    stored = looked_up(STORED)
+    assert (stored.waits_for("encoder"), stored.waits_for("pd")) == (False, True)
+    stored.deliver(Accepted(1))
+    stored.deliver(Admitted(1, Started((7,)), [(0, 1)]))
+    stored.deliver(LoadReported(1, "a"))
+    assert not stored.waits_for("pd")
+
+
+def test_an_attempt_elsewhere_has_loaded_nothing_yet() -> None:
+    machine = looked_up(STORED)
+    machine.deliver(Accepted(1))
+    machine.deliver(LoadReported(1, "a"))
+    machine.deliver(Lost(1))
+    assert machine.waits_for("pd")
+
+
+def test_text_and_what_has_ended_wait_for_no_store() -> None:
+    text = Lifecycle()
+    text.deliver(Fetched({}, 0.0))
+    assert not text.waits_for("encoder") and not text.waits_for("pd")
+    gone = looked_up()
+    gone.deliver(ClientLeft())
+    assert not gone.waits_for("encoder")
+
+
+class Proxy:
+    """Requests that wait with a limit of no time, and the errors that they get."""
+
+    def __init__(self) -> None:
+        self.lost = {"encoder"}
+        self.errors: dict[str, RequestError] = {}
+        self.requests: dict[str, Any] = {}
+        pool: Any = SimpleNamespace(store_lost=lambda pool: pool in self.lost)
+        events: Any = SimpleNamespace(deliver=self._failed)
+        self.limit = StoreWait(pool, self.requests, events, 0.0)
+
+    def _failed(self, name: str, event: RequestEvent) -> None:
+        assert isinstance(event, RequestFailed)
+        self.errors[name] = event.error
+
+    def add(self, name: str, machine: Lifecycle, first_token: float | None = None) -> None:
+        self.requests[name] = SimpleNamespace(
+            request_id=name,
+            lifecycle=machine,
+            first_token=first_token,
+            binding=object(),
+            content=SimpleNamespace(items=("a",)),
+        )
+        self.limit.watch(self.requests[name])
+
+
+@pytest.mark.parametrize("before", [True, False])
+async def test_who_waits_with_nothing_streamed_gets_503_with_retry_after(before: bool) -> None:
+    proxy = Proxy()
+    if before:  # the loss comes before the request
+        proxy.limit.pool_changed()
+    proxy.add("streams", looked_up(), first_token=1.0)
+    proxy.add("waits", looked_up())
+    proxy.limit.pool_changed()
+    await until(lambda: proxy.errors)
+    assert list(proxy.errors) == ["waits"]
+    error = proxy.errors["waits"]
+    assert error.status == 503 and error.retry_after
+    assert "encoder worker reaches the embedding store" in error.message
+
+
+async def test_a_store_that_is_back_in_time_costs_no_request() -> None:
+    proxy = Proxy()
+    proxy.limit.pool_changed()
+    proxy.add("waits", looked_up())
+    proxy.lost.clear()
+    proxy.limit.pool_changed()
+    proxy.lost.add("encoder")
+    proxy.add("later", looked_up())
+    proxy.limit.pool_changed()
+    del proxy.requests["waits"]
+    await until(lambda: proxy.errors)
+    assert list(proxy.errors) == ["later"]

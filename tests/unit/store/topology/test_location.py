@@ -129,10 +129,7 @@ def test_a_unix_socket_is_on_this_machine() -> None:
 
 
 HASH = "ab" * 32
-ROWS = [
-    [0, 5460, [b"10.0.0.1", 6379, b"id"], [b"10.0.0.9", 6379, b"id"]],
-    [5461, 16383, [b"", 7000, b"id"]],
-]
+ROWS = [[0, 5460, [b"10.0.0.1", 6379, b"id"], [b"10.0.0.9", 6379, b"id"]], [5461, 16383, [b"", 7000, b"id"]]]
 
 
 def test_a_map_names_the_primary_of_each_slot() -> None:

@@ -2,12 +2,7 @@
 
 import pytest
 import torch
-from transformers import (
-    AutoConfig,
-    AutoImageProcessor,
-    AutoTokenizer,
-    GenerationConfig,
-)
+from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, GenerationConfig
 
 from examples.demo_models.images.evaluate import cases, evaluate
 from examples.demo_models.images.example_pictures import pictures

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Set
+from itertools import chain
+from typing import Any
 
 from support.engine.engine_requests import (
     STORE,
@@ -13,12 +16,52 @@ from support.engine.engine_requests import (
     make_request,
     publish,
 )
-from support.owners import owners
 from triptych.base.types import MMFeature
 from triptych.pd_worker.core.items.item import MARK_SECONDS, ItemStatus, ItemTable
 from triptych.pd_worker.core.kv_cache.block_pool import PrefixChain
 from triptych.pd_worker.core.request import RequestState
 from triptych.pd_worker.core.request_events import ItemLoaded
+
+
+def attributes(thing: object) -> Iterator[Any]:
+    yield from getattr(thing, "__dict__", {}).values()
+    for kind in type(thing).__mro__:
+        for name in getattr(kind, "__slots__", ()):
+            if hasattr(thing, name):
+                yield getattr(thing, name)
+
+
+def parts(container: object) -> Iterable[Any]:
+    """What stands in a container; nothing where it is none."""
+    if isinstance(container, Mapping):
+        return chain(container.keys(), container.values())
+    return container if isinstance(container, list | tuple | Set | deque) else ()
+
+
+def names_one(container: object, keys: set[str]) -> bool:
+    return any(part in keys if isinstance(part, str) else names_one(part, keys) for part in parts(container))
+
+
+def owners(root: object, keys: set[str], *, without: object = None) -> set[str]:
+    """The classes of ours, reachable from `root`, that have one of the keys in a mutable container.
+
+    `without`: a store that is in this process.
+    """
+    classes: set[str] = set()
+    seen: dict[int, object] = {id(without): without}
+    left = [root]
+    while left:
+        thing = left.pop()
+        if id(thing) in seen:
+            continue
+        seen[id(thing)] = thing
+        left += parts(thing)
+        if type(thing).__module__.startswith("triptych."):
+            for value in (value for value in attributes(thing) if value is not without):
+                left.append(value)
+                if not isinstance(value, tuple | frozenset) and names_one(value, keys):
+                    classes.add(type(thing).__name__)
+    return classes
 
 
 def test_a_mark_counts_until_its_seconds_are_over():
@@ -103,9 +146,7 @@ def test_items_in_the_prompt_have_four_owners(make: Make) -> None:
     assert engine.of(ItemLoaded) and not list(engine.items.table)
 
 
-def test_a_cross_item_has_the_same_four_owners_while_its_table_is_shared_and_in_host_memory(
-    make: Make,
-) -> None:
+def test_a_cross_item_has_the_same_four_owners_while_its_table_is_shared_and_in_host_memory(make):
     text = make_cross("text", 9)
     engine = make(cross=True, host_blocks=16)
     engine.add(*(make_request(name, [2, 0], [text], max_tokens=40, ready=()) for name in "ab"))

@@ -114,9 +114,7 @@ STORE = MemoryStore()
 @given(
     rows=st.integers(1, 40), prompt=st.integers(1, 20), block_size=st.integers(1, 9), users=st.integers(1, 4)
 )
-def test_users_of_one_output_take_its_table_once_and_their_own_each(
-    rows: int, prompt: int, block_size: int, users: int
-) -> None:
+def test_users_of_one_output_take_its_table_once_and_their_own_each(rows, prompt, block_size, users):
     STORE.clear()
     text = make_cross("text", rows)
     publish(STORE, text)
@@ -140,7 +138,6 @@ def test_users_of_one_output_take_its_table_once_and_their_own_each(
         engine.scheduler.cancel([names[left]], "proxy")
         for state_id in (names[left], f"proxy/{names[left]}/1"):
             engine.kv.free(state_id)
-            assert engine.tables is not None
             engine.tables.release(state_id)
         assert engine.kv.num_used == (cross + left * own if left else 0)
     assert engine.kv.num_free == 256
@@ -155,7 +152,6 @@ def test_a_reset_brings_the_totals_of_both_devices_back() -> None:
     engine = ModellessEngine(STORE, cross=True, num_blocks=12, host_blocks=12, max_num_seqs=2, budget=64)
     prompts = [make_request(f"r{i}", [9] * 8, [text], max_tokens=24, arrival=i) for i in range(2)]
     engine.add(*prompts)
-    assert engine.swap is not None
     while not engine.swap.num_used:
         engine.step()
     # As an error in the middle of the bookkeeping would leave them.

@@ -181,9 +181,7 @@ def two_of(kind: str, engine: ModellessEngine) -> None:
 @pytest.mark.parametrize(
     ("kind", "blocks"), [("no item", 5), ("picture", 8), ("one text", 8), ("two texts", 7)]
 )
-def test_whichever_copy_fails_the_request_is_computed_again_and_nothing_stays(
-    kind: str, blocks: int, capacity: int
-) -> None:
+def test_whichever_copy_fails_the_request_is_computed_again_and_nothing_stays(kind, blocks, capacity):
     n, computed_again = -1, []
     while True:
         STORE.clear()

@@ -1,17 +1,33 @@
+"""Bodies of the chat API: content, sampling, forms, tools."""
+
 from __future__ import annotations
 
 import base64
 import json
 from typing import Any
 
+import jsonschema
 import pytest
 
-from support.hostile.malformed import MALFORMED, PNG, URL, with_part, with_url, with_value
+from support.hostile.malformed import (
+    HELLO,
+    MALFORMED,
+    PNG,
+    URL,
+    chosen,
+    tool,
+    with_part,
+    with_url,
+    with_value,
+)
 from triptych.base.errors import InvalidRequest
 from triptych.base.request import TextPart
-from triptych.proxy.call.chat import ChatCall
+from triptych.base.types import OutputFormat
+from triptych.proxy.call.chat import ChatCall, ChatMessage
+from triptych.proxy.call.tools import CallForm
 from triptych.proxy.media.source import FileUrl, ImagePart, WebUrl
 from triptych.proxy.openai.chat.request import ChatReplyOptions, parse_body
+from triptych.proxy.splitter import pd_messages
 
 
 def parse(body: Any) -> tuple[ChatCall, ChatReplyOptions]:
@@ -96,3 +112,174 @@ def test_bad_words_and_the_stop_text_in_the_answer_are_taken_over() -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse(with_value(bad_words=["sea", ""]))
     assert caught.value.param == "bad_words[1]"
+
+
+def parsed(body: dict[str, Any]) -> tuple[ChatCall, ChatReplyOptions]:
+    return parse_body(json.dumps(body).encode(), "r", max_images=2, timeout=10.0)
+
+
+def form_of(**values: Any) -> OutputFormat | None:
+    return parsed(with_value(**values))[0].sampling.output_format
+
+
+def message(**fields: Any) -> ChatMessage:
+    return parsed({"messages": [*HELLO, fields]})[0].messages[-1]
+
+
+def test_penalties_bias_and_log_probabilities_are_taken_over() -> None:
+    call, options = parsed(
+        with_value(
+            presence_penalty=1,
+            frequency_penalty=-2,
+            repetition_penalty=1.25,
+            min_p=0.5,
+            logit_bias={"3": -100, "7": 0.5},
+            logprobs=True,
+            top_logprobs=2,
+            n=3,
+        )
+    )
+    sampling = call.sampling
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (1, -2)
+    assert (sampling.repetition_penalty, sampling.min_p) == (1.25, 0.5)
+    assert sampling.logit_bias == ((3, -100.0), (7, 0.5))
+    assert (sampling.logprobs, call.n, options.n, options.logprobs) == (2, 3, 3, True)
+    assert not options.plain
+
+
+def test_log_probabilities_without_a_number_are_those_of_the_chosen_tokens() -> None:
+    assert parsed(with_value(logprobs=True))[0].sampling.logprobs == 0
+    assert parsed(with_value(logprobs=False, top_logprobs=0))[0].sampling.logprobs is None
+
+
+def test_a_plain_request_takes_the_short_way() -> None:
+    assert parsed(with_value(stream=True, return_token_ids=True, n=1))[1].plain
+
+
+@pytest.mark.parametrize(
+    ("values", "form"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, OutputFormat("json_object")),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"a": 1}}}},
+            OutputFormat("json_schema", '{"a":1}'),
+        ),
+        ({"guided_json": {"a": 1}}, OutputFormat("json_schema", '{"a":1}')),
+        ({"guided_json": '{"a": 1}'}, OutputFormat("json_schema", '{"a":1}')),
+        ({"guided_regex": "a+"}, OutputFormat("regex", "a+")),
+        ({"guided_choice": ["b", "a", "b"]}, OutputFormat("choices", choices=("b", "a"))),
+        ({"structured_outputs": {"choice": ["a"]}}, OutputFormat("choices", choices=("a",))),
+        ({"structured_outputs": {"json": {"a": 1}}}, OutputFormat("json_schema", '{"a":1}')),
+        ({"structured_outputs": {"json_object": True}}, OutputFormat("json_object")),
+        ({"structured_outputs": {"regex": "x", "json": None}}, OutputFormat("regex", "x")),
+    ],
+)
+def test_a_form_is_known_in_every_spelling(values: dict[str, Any], form: OutputFormat | None) -> None:
+    assert form_of(**values) == form
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {
+            "user": "u",
+            "metadata": {"a": "b"},
+            "store": True,
+            "service_tier": "auto",
+            "reasoning_effort": "low",
+        },
+        {"functions": [], "function_call": None, "best_of": 1, "echo": False, "modalities": ["text"]},
+        {"skip_special_tokens": True, "use_beam_search": False, "tools": [], "tool_choice": "auto"},
+    ],
+)
+def test_fields_that_change_nothing_or_are_off_do_not_fail(values: dict[str, Any]) -> None:
+    assert parsed(with_value(**values))[0].template.tools == b""
+
+
+def test_tools_go_to_the_template_as_they_came() -> None:
+    tools = [tool("f", a=str), {**tool("g"), "extra": 1}]
+    call, options = parsed(with_value(tools=tools))
+    assert json.loads(call.template.tools) == tools
+    assert (options.tools.form, call.sampling.output_format) == (CallForm.TAGGED, None)
+
+
+def test_no_tools_are_sent_where_none_may_be_called() -> None:
+    call, options = parsed(with_value(tools=[tool("f")], tool_choice="none"))
+    assert (call.template.tools, options.tools.form) == (b"", CallForm.NONE)
+
+
+def test_allowed_tools_limit_the_choice() -> None:
+    allowed = {"mode": "auto", "tools": [chosen("g")]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    call, _ = parsed(with_value(tools=[tool("f"), tool("g")], tool_choice=choice))
+    assert [item["function"]["name"] for item in json.loads(call.template.tools)] == ["g"]
+
+
+def forced_schema(**values: Any) -> dict[str, Any]:
+    call, options = parsed(with_value(**values))
+    assert options.tools.form is CallForm.JSON
+    schema: dict[str, Any] = json.loads(call.sampling.output_format.text)
+    return schema
+
+
+def test_a_required_call_is_a_list_of_calls_of_any_tool() -> None:
+    schema = forced_schema(tools=[tool("f", a=str), tool("g")], tool_choice="required")
+    jsonschema.validate([{"name": "f", "arguments": {"a": "x"}}, {"name": "g", "arguments": {}}], schema)
+    for wrong in ([], [{"name": "h", "arguments": {}}], [{"name": "f", "arguments": {"a": 1}}]):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, schema)
+
+
+@pytest.mark.parametrize(
+    "values", [{"tool_choice": chosen("g")}, {"tool_choice": "required", "parallel_tool_calls": False}]
+)
+def test_a_single_forced_call_is_one_object(values: dict[str, Any]) -> None:
+    schema = forced_schema(tools=[tool("f"), tool("g", a=str)], **values)
+    jsonschema.validate({"name": "g", "arguments": {"a": "x"}}, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate([{"name": "g", "arguments": {"a": "x"}}], schema)
+
+
+def test_references_of_parameters_still_lead_where_they_led() -> None:
+    tree = tool("grow")
+    tree["function"]["parameters"] = {
+        "type": "object",
+        "properties": {"root": {"$ref": "#/$defs/node"}, "self": {"$ref": "#"}},
+        "$defs": {
+            "node": {
+                "type": "object",
+                "properties": {"child": {"$ref": "#/$defs/node"}},
+                "additionalProperties": False,
+            }
+        },
+    }
+    schema = forced_schema(tools=[tool("f"), tree], tool_choice=chosen("grow"))
+    jsonschema.validate({"name": "grow", "arguments": {"root": {"child": {}}, "self": {}}}, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"name": "grow", "arguments": {"root": {"child": {"x": 1}}}}, schema)
+
+
+def test_tools_nested_without_end_are_an_error_and_no_crash() -> None:
+    deep = b'{"a":' * 5000 + b"1" + b"}" * 5000
+    raw = b'{"messages": [{"role": "user", "content": "x"}], "tool_choice": "required", "tools": [%s]}'
+    function = b'{"type": "function", "function": {"name": "f", "parameters": %s}}' % deep
+    for depth in (5000, 700, 450):
+        small = function.replace(deep, b'{"a":' * depth + b"1" + b"}" * depth)
+        with pytest.raises(InvalidRequest):
+            parse_body(raw % small, "r", max_images=1, timeout=1.0)
+
+
+def test_an_assistants_message_may_hold_calls_and_no_content() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1, null]}'}}
+    made = message(role="assistant", content=None, tool_calls=[call])
+    assert made.content == ""
+    (sent,) = json.loads(pd_messages([made]))
+    assert sent["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": [1, None]}}
+
+
+@pytest.mark.parametrize("role", ["tool", "function"])
+def test_a_tools_answer_keeps_its_name_and_the_calls_id(role: str) -> None:
+    answer = message(role=role, content="blue", name="look", tool_call_id="c1")
+    (sent,) = json.loads(pd_messages([answer]))
+    assert sent == {"role": "tool", "content": "blue", "name": "look", "tool_call_id": "c1"}
