@@ -22,7 +22,7 @@ from benchmarks.baselines.cell import chosen
 from benchmarks.baselines.matrix import Matrix, System, read_matrix
 from benchmarks.baselines.measure import target_of, warm_up
 from benchmarks.baselines.servers import ServerPool, cpu_seconds, machine_time, others_share
-from benchmarks.result_page import publish
+from benchmarks.result_page import page_parser, publish
 from benchmarks.targets import record
 from triptych.base.errors import ConfigError
 from triptych.base.machine.resources import cpu_name
@@ -265,19 +265,20 @@ class Rounds:
         )
 
 
-def peer_parser(doc: str | None, systems: str, more_systems: str = "") -> argparse.ArgumentParser:
+def peer_parser(doc: str | None, page: Path, systems: str, more_systems: str = "") -> argparse.ArgumentParser:
     """A parser with the default `systems`; `more_systems` names others in its help."""
-    found = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found = page_parser(doc, page, rounds=3)
     found.add_argument("peer", type=Path, nargs="?", help="folder of the peer kit; none: only the page")
     found.add_argument("--results", type=Path, required=True, help="folder of what is measured")
     found.add_argument("--systems", default=systems, help=f"names: {more_systems or 'some of these'}")
-    found.add_argument("--rounds", type=int, default=3)
     return found
 
 
-def turns_parser(doc: str | None, *, model: str, systems: str, more_systems: str) -> argparse.ArgumentParser:
+def turns_parser(
+    doc: str | None, page: Path, *, model: str, systems: str, more_systems: str
+) -> argparse.ArgumentParser:
     """A parser for rounds of loads with the default `model`."""
-    found = peer_parser(doc, systems, f"{more_systems} too")
+    found = peer_parser(doc, page, systems, f"{more_systems} too")
     found.add_argument("--model", choices=MODELS, default=model)
     found.add_argument("--only", action="append", default=[], help="pattern of loads; again for more")
     found.add_argument("--first", type=int, default=0, help="number of the first round")
