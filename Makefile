@@ -95,14 +95,14 @@ $(TOOLS)/vllm/.installed: tests/tools/vllm.sh tests/tools/vllm_requirements.py t
 test-vllm: $(STAMP) $(TOOLS)/vllm/.installed
 	$(BIN)/python -m pytest tests/with_vllm -m vllm -n 0 $(ARGS)
 
-# Other people's load tools, each in an environment of its own, against a cluster of ours on loopback.
-LOAD_TOOLS := guidellm aiperf
+# Other people's load tools, and lmms-eval, each in an environment of its own, against a cluster of ours on loopback.
+LOAD_TOOLS := guidellm aiperf inference-perf lmms-eval
 load-tools: $(LOAD_TOOLS:%=$(TOOLS)/%/.installed)
 
-$(TOOLS)/guidellm/.installed $(TOOLS)/aiperf/.installed: $(TOOLS)/%/.installed: $(PACKAGES) tests/tools/load_tool.sh
-	PYTHON=$(BIN)/python sh tests/tools/load_tool.sh $(@D) "$$(grep -oE '$*(\[[a-z]+\])?==[0-9.]+' pyproject.toml)"
+$(LOAD_TOOLS:%=$(TOOLS)/%/.installed): $(TOOLS)/%/.installed: $(PACKAGES) tests/tools/load_tool.sh
+	PYTHON=$(BIN)/python sh tests/tools/load_tool.sh $(TOOLS) $*
 
-test-load-tools: $(STAMP) load-tools
+test-load-tools: $(STAMP) load-tools $(TOOLS)/vllm/.installed
 	$(BIN)/python -m pytest tests/with_load_tools -m load_tools -n 0 $(ARGS)
 
 # On a machine with a GPU, in an image that has torch for it: PYTHON is that image's. Writes benchmarks/results/gpu.md.

@@ -2,15 +2,14 @@
 
     python -m benchmarks load_tools --rounds 3 --write
 
-Starts `triptych serve` with the demo model on loopback. The tools are in environments of their own, made by
-`make load-tools`.
+Starts `triptych serve` with the demo model on loopback. `make load-tools` installs the tools.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
+import math
 import os
 import signal
 import statistics
@@ -19,9 +18,11 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
+from benchmarks.result_page import RESULTS, TEMPLATES, fill, page_parser, publish
 from triptych.apps.launch.model_path import DEMO_MODEL
 from triptych.base.progress.progress import step
 from triptych.goodput.launch import launched, parse_shape
@@ -29,14 +30,10 @@ from triptych.goodput.launch import launched, parse_shape
 HOME = Path(__file__).resolve().parents[1] / ".tools"
 RESULT = RESULTS / "load_tools.md"
 PATIENCE = 300.0
-HUB = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-#: What the tools call the fields of `ToolFigures`.
-_FIELDS = ("rate", "ttft", "tpot", "tokens")
-_GUIDELLM = "requests_per_second time_to_first_token_ms inter_token_latency_ms output_token_count"
-_AIPERF = "request_throughput time_to_first_token inter_token_latency output_sequence_length"
-GUIDELLM = dict(zip(_GUIDELLM.split(), _FIELDS, strict=True))
-AIPERF = dict(zip(_AIPERF.split(), _FIELDS, strict=True))
-OURS = dict(zip(("request_throughput", "mean_ttft_ms", "mean_tpot_ms"), _FIELDS[:3], strict=True))
+#: What the tools call `rate`, `ttft`, `tpot` and `tokens` of `ToolFigures`; vLLM as we do.
+GUIDELLM = ("requests_per_second", "time_to_first_token_ms", "inter_token_latency_ms", "output_token_count")
+AIPERF = ("request_throughput", "time_to_first_token", "inter_token_latency", "output_sequence_length")
+OURS = ("request_throughput", "mean_ttft_ms", "mean_tpot_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,37 +62,32 @@ class ToolFigures:
 
 
 def guidellm(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
-    """`guidellm run`. Its ITL is our TPOT: time after the first token over tokens − 1."""
-    if load.images:
-        raise ValueError("GuideLLM 0.8.1 with two pictures beside its texts fails in every row, without end")
+    """`guidellm run`. Its ITL is our TPOT. A picture is a data set: several of one are turns to it."""
+    picture = f"kind=synthetic_image,width={load.side},height={load.side},seed="
+    pictures = [word for seed in range(load.images) for word in ("--data", f"{picture}{seed}")]
     texts = f"kind=synthetic_text,prompt_tokens={load.text_tokens},output_tokens={load.output_tokens}"
-    _run(
+    run_tool(
         folder,
-        *(_program("guidellm"), "run", "--disable-console-interactive"),
+        *(program("guidellm"), "run", "--disable-console-interactive"),
         *("--backend", f"kind=openai_http,target={url},request_format=/v1/{load.api}"),
         *("--tokenizer", f"kind=huggingface_auto,model={DEMO_MODEL}"),
-        *("--data", texts),
-        *("--profile", f"kind=constant,rate={load.rate}"),
+        *("--data", texts, *pictures, "--profile", f"kind=constant,rate={load.rate}"),
         *("--constraint", f"kind=max_requests,count={load.requests}"),
         *("--output", f"kind=json,path={folder / 'guidellm.json'}"),
     )
     found = json.loads((folder / "guidellm.json").read_text())["benchmarks"][0]["metrics"]
-    mean = {name: one["successful"]["mean"] for name, one in found.items() if name in GUIDELLM}
-    totals = found["request_totals"]
-    return ToolFigures(
-        completed=totals["successful"],
-        failed=totals["errored"] + totals["incomplete"],
-        **{field: mean[name] for name, field in GUIDELLM.items()},
-    )
+    ended = found["request_totals"]
+    means = [found[name]["successful"]["mean"] for name in GUIDELLM]
+    return ToolFigures(ended["successful"], ended["errored"] + ended["incomplete"], *means)
 
 
 def aiperf(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
     """`aiperf profile`. Its ITL is our TPOT."""
-    side = ("--image-width-mean", load.side, "--image-height-mean", load.side)
-    pictures = (*side, "--image-batch-size", load.images)
-    _run(
+    side = load.side
+    pictures = ("--image-width-mean", side, "--image-height-mean", side, "--image-batch-size", load.images)
+    run_tool(
         folder,
-        *(_program("aiperf"), "profile", "--model", "demo", "--url", url, "--ui", "none", "--streaming"),
+        *(program("aiperf"), "profile", "--model", "demo", "--url", url, "--ui", "none", "--streaming"),
         *("--endpoint-type", "chat" if load.api == "chat/completions" else "completions"),
         *("--tokenizer", DEMO_MODEL, "--use-server-token-count", "--extra-inputs", "ignore_eos:true"),
         *("--isl", load.text_tokens, "--osl", load.output_tokens, *(pictures if load.images else ())),
@@ -103,88 +95,96 @@ def aiperf(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
         *("--artifact-dir", folder, "--no-server-metrics"),
     )
     found = json.loads((folder / "profile_export_aiperf.json").read_text())
-    return ToolFigures(
-        completed=round(found["request_count"]["avg"]),
-        failed=round((found.get("error_request_count") or {"avg": 0})["avg"]),
-        **{field: found[name]["avg"] for name, field in AIPERF.items()},
-    )
+    failed = (found.get("error_request_count") or {"avg": 0})["avg"]
+    means = [found[name]["avg"] for name in AIPERF]
+    return ToolFigures(round(found["request_count"]["avg"]), round(failed), *means)
 
 
 def vllm(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
     """`vllm bench serve`, of the environment that `make test-vllm` makes."""
-    chat = load.api == "chat/completions"
-    data: tuple[object, ...] = ("random",)
+    chat, pictures = load.api == "chat/completions", tuple[object, ...]()
     if load.images:
-        pictures = json.dumps({f"({load.side}, {load.side}, 1)": 1.0})
-        data = (
-            "random-mm",
-            "--random-mm-base-items-per-request",
-            load.images,
-            "--random-mm-bucket-config",
-            pictures,
-        )
-        data += ("--random-mm-limit-mm-per-prompt", json.dumps({"image": load.images, "video": 0}))
-    _run(
+        pictures = ("--random-mm-base-items-per-request", load.images, "--random-mm-bucket-config")
+        pictures += (json.dumps({f"({load.side}, {load.side}, 1)": 1.0}), "--random-mm-limit-mm-per-prompt")
+        pictures += (json.dumps({"image": load.images, "video": 0}),)
+    run_tool(
         folder,
-        *(_program("vllm"), "bench", "serve", "--base-url", url, "--endpoint", f"/v1/{load.api}"),
+        *(program("vllm"), "bench", "serve", "--base-url", url, "--endpoint", f"/v1/{load.api}"),
         *("--backend", "openai-chat" if chat else "openai", "--model", "demo", "--tokenizer", DEMO_MODEL),
-        *(
-            "--dataset-name",
-            *data,
-            "--random-input-len",
-            load.text_tokens,
-            "--random-output-len",
-            load.output_tokens,
-        ),
+        *("--dataset-name", "random-mm" if load.images else "random", *pictures),
+        *("--random-input-len", load.text_tokens, "--random-output-len", load.output_tokens),
         *("--num-prompts", load.requests, "--request-rate", load.rate, "--burstiness", 1e6, "--ignore-eos"),
         *("--num-warmups", 0, "--save-result", "--result-dir", folder, "--result-filename", "vllm.json"),
     )
-    found = json.loads((folder / "vllm.json").read_text())
-    return ToolFigures(
-        completed=found["completed"],
-        failed=found["failed"],
-        **{field: found[name] for name, field in OURS.items()},
-        tokens=found["total_output_tokens"] / found["completed"],
-    )
+    return _named_alike(json.loads((folder / "vllm.json").read_text()))
 
 
-def ours(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
-    """`triptych bench goodput`."""
-    _run(
+def inference_perf(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
+    """`inference-perf`, which replays a trace with equal gaps."""
+    seconds, chat = math.ceil(load.requests / load.rate), load.api == "chat/completions"
+    times = [divmod(index / load.rate, 60) for index in range(load.requests)]
+    lines = [f"2026-01-01 00:{minute:02.0f}:{second:09.6f},1,1\n" for minute, second in times]
+    (folder / "trace.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(lines))
+    size, count = {"width": load.side, "height": load.side}, {"type": "fixed", "mean": load.images}
+    (folder / "config.yaml").write_text((TEMPLATES / "inference_perf.yaml").read_text().format(
+        **asdict(load), url=url, folder=folder, tokenizer=DEMO_MODEL, type="chat" if chat else "completion",
+        pictures=json.dumps({"image": {"count": count, "resolutions": size}} if chat else None),
+        seconds=seconds, stage_rate=(load.requests + 0.5) / seconds,
+    ))  # fmt: skip
+    run_tool(folder, program("inference-perf"), "-c", folder / "config.yaml")
+    report = json.loads((folder / "summary_lifecycle_metrics.json").read_text())
+    found, failed = report["successes"], report["failures"]["count"]
+    ttft, tpot = (found["latency"][f"time_{of}"]["mean"] for of in ("to_first_token", "per_output_token"))
+    rate, tokens = found["throughput"]["requests_per_sec"], found["output_tokens"]["mean"]
+    return ToolFigures(found["count"], failed, rate, 1000 * ttft, 1000 * tpot, tokens)
+
+
+def ours(url: str, load: ToolLoad, folder: Path, first_token: str = "chunk") -> ToolFigures:
+    """`triptych bench goodput`. By "text", TTFT and TPOT end with the first and the last chunk with text."""
+    run_tool(
         folder,
         *(sys.executable, "-m", "triptych.apps.cli", "bench", "goodput", "--url", url),
-        *("--arrivals", "constant", "--workload", "text"),
+        *("--arrivals", "constant", "--workload", "text", "--first-token", first_token),
         *("--text-spread", 0, "--output-spread", 0, "--images", load.images),
         *("--image-size", f"{load.side}x{load.side}", "--text-tokens", load.text_tokens),
         *("--output-tokens", load.output_tokens, "--rate", load.rate, "--requests", load.requests),
         *("--warm-up", 0, "--plots", "none", "--output", folder / "ours"),
     )
     found = json.loads((folder / "ours.json").read_text())["windows"][0]
-    return ToolFigures(
-        completed=found["completed"],
-        failed=found["failed"],
-        **{field: found[name] for name, field in OURS.items()},
-        tokens=found["total_output_tokens"] / found["completed"],
-    )
+    if first_token == "text":
+        found["mean_tpot_ms"] = 1000 * statistics.mean(map(sum, found["itls"])) / (load.output_tokens - 1)
+    return _named_alike(found)
+
+
+def _named_alike(found: dict[str, Any]) -> ToolFigures:
+    """The figures of a result with vLLM's names, which ours has, too."""
+    means = [*(found[name] for name in OURS), found["total_output_tokens"] / found["completed"]]
+    return ToolFigures(found["completed"], found["failed"], *means)
 
 
 Tool = Callable[[str, ToolLoad, Path], ToolFigures]
+Means = dict[str, tuple[float, float, float]]
 TOOLS: dict[str, Tool] = {"guidellm": guidellm, "aiperf": aiperf, "vllm": vllm}
+TOOLS["inference-perf"] = inference_perf
+#: Ours by the two ways in which tools take times: vLLM's, to the first and last chunk of any kind, and the
+#: others', to those with text.
+BY_CHUNK, BY_TEXT = "triptych bench", "triptych bench --first-token text"
 
 
-def _program(name: str) -> Path:
-    program = HOME / name / "venv" / "bin" / name
-    if not program.exists():
-        raise FileNotFoundError(f"{name} is not installed in {HOME / name}: use `make load-tools`")
-    return program
+def program(name: str) -> Path:
+    """Where this tool is; FileNotFoundError where it is not installed."""
+    path = HOME / name / "venv" / "bin" / name
+    if not path.exists():
+        raise FileNotFoundError(f"{name} is not installed in {HOME / name}: use `make test-load-tools`")
+    return path
 
 
-def _run(folder: Path, *words: object) -> None:
-    """Runs a tool; its output is in the error when it fails.
+def run_tool(folder: Path, *words: object) -> None:
+    """Runs a tool in this folder; its output is in the error when it fails.
 
     HF_HUB_OFFLINE is not set: with it AIPerf takes the tokenizer's folder for a name.
     """
-    environment = {name: value for name, value in os.environ.items() if name not in HUB}
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_OFFLINE")}
     with subprocess.Popen(
         [str(word) for word in words],
         cwd=folder, env=environment | {"HOME": str(folder)}, stdin=subprocess.DEVNULL,
@@ -200,17 +200,15 @@ def _run(folder: Path, *words: object) -> None:
         raise RuntimeError(f"{words[0]}: {process.returncode}\n{said[-3000:]}")
 
 
-Means = dict[str, tuple[float, float, float]]
-
-
 def page(load: ToolLoad, rounds: list[Means], commands: str) -> str:
-    """The table: of every tool the median of the rounds, and the median and range of its ratios to ours."""
+    """The table: of every tool the median of the rounds, and median and range of its ratios to our own."""
     lines = []
     for name in rounds[0]:
         words = [name]
         for place in range(3):
             values = [means[name][place] for means in rounds]
-            ratios = [means[name][place] / means["triptych bench"][place] for means in rounds]
+            own = BY_CHUNK if name in (BY_CHUNK, "vllm") else BY_TEXT
+            ratios = [means[name][place] / means[own][place] for means in rounds]
             words.append(f"{statistics.median(values):.2f}")
             words.append(f"**{statistics.median(ratios):.3f}** ({min(ratios):.3f} – {max(ratios):.3f})")
         lines.append(f"| {' | '.join(words)} |")
@@ -218,18 +216,14 @@ def page(load: ToolLoad, rounds: list[Means], commands: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="turns of every tool")
-    parser.add_argument("--rate", type=float, default=ToolLoad().rate, help="requests per second")
-    parser.add_argument("--requests", type=int, default=ToolLoad().requests, help="of one turn")
+    given = ToolLoad()
+    parser = page_parser(__doc__, RESULT, rounds=3, rate=given.rate, requests=given.requests)
     parser.add_argument("--tools", default=",".join(TOOLS), help="some of them")
-    add_write_flag(parser, RESULT)
     options = parser.parse_args()
     load = ToolLoad(requests=options.requests, rate=options.rate)
     chosen = {name: TOOLS[name] for name in options.tools.split(",")}
-    systems, rounds = {"triptych bench": ours, **chosen}, list[Means]()
+    systems: dict[str, Tool] = {BY_CHUNK: ours, BY_TEXT: partial(ours, first_token="text"), **chosen}
+    rounds = list[Means]()
     cluster_of = launched(parse_shape("1E1PD"), "", ("--kv-memory", "64MiB"))
     with cluster_of as cluster, step("turns", options.rounds * len(systems)) as turns:
         for turn in range(options.rounds + 1):  # the first round warms the server and every tool's caches

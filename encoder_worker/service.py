@@ -291,7 +291,7 @@ async def _serve(
         worker = EncoderWorker(config, identity, encoder, store, metrics=metrics, pacer=pacer, tracer=tracer)
         encoder_pb2_grpc.add_EncoderServiceServicer_to_server(worker.servicer, server.grpc)
         before_each_layer(encoder.module, pacer.choose_threads)
-        beats = _watched(encoder, worker.beat, metrics, identity.model_name)
+        beats = watched(encoder, worker.beat, metrics, identity.model_name)
         watch = ProcessWatch(server.health, beats, config.stall_timeout)
         info = worker.info(server.metrics_port)
         await warn_of_mismatch(Registry(store), info)
@@ -308,7 +308,7 @@ def _step_pacer(config: EncoderConfig) -> StepPacer:
     return step_pacer(config.core_page, config.core_slot, threads, most=most)
 
 
-def _watched(
+def watched(
     encoder: EncoderSide, beat: EngineBeat, metrics: EncoderMetrics, model_name: str
 ) -> list[EngineBeat]:
     """The beats of the tower, one for each rank: every layer ticks the worker's own."""

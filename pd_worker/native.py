@@ -92,7 +92,7 @@ def _load(config: PDConfig, ranks: DecoderRanks | None, other_peak: int) -> Load
         config = sized(config, decoder, other_peak)
     else:
         ranks.join(decoder)
-        kv_memory, embeddings = ranks.sized(config, decoder)
+        kv_memory, embeddings = ranks.sized(config, decoder, other_peak)
         config = replace(config, kv_memory=kv_memory, encoder_cache_memory=embeddings)
     num_kv_blocks(config, decoder.geometry, decoder.dtype)
     longest = max_model_len(config, decoder.geometry, decoder.dtype)

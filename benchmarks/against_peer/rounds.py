@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +30,7 @@ from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.slo import Slo
 from triptych.goodput.measure.window import MeasuredWindow, RunSettings
 from triptych.goodput.report.display import Display
+from triptych.goodput.report.machine import commit
 from triptych.goodput.run import Bench, ready
 
 MODELS = ("tiny", "small")
@@ -123,10 +123,7 @@ def replicas(name: str, commands: Sequence[tuple[str, ...]]) -> System:
 def commit_of(system: System) -> str:
     """The commit of the tree that the system runs from; empty for vLLM."""
     tree = system.env.get("PYTHONPATH", "")
-    if not tree:
-        return ""
-    command = ["git", "-C", tree, "describe", "--always", "--dirty", "--abbrev=12"]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=10).stdout.strip()
+    return commit(Path(tree)) if tree else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,22 +53,14 @@ def draw(trace: Trace, found: Sequence[TrialFigures]) -> Figure:
     axes = figure.subplots(len(scaled), 1 + both, sharex=True, sharey="col", squeeze=False)
     for index, (row, one) in enumerate(zip(axes, scaled, strict=True)):
         _demand(row[0], trace)
-        _workers(row[0], one.timeline, one.seconds, COLOURS[index])
         seconds, good = one.worker_seconds / static.worker_seconds, one.good / static.good
-        _dress(
-            row[0],
-            PEAK_WORKERS,
-            f"{one.policy}: {seconds:.0%} of static peak's encoder-seconds, {good:.1%} of its goodput",
-        )
-        row[0].set_ylabel("encoders")
+        title = f"{one.policy}: {seconds:.0%} of static peak's encoder-seconds, {good:.1%} of its goodput"
+        _workers(row[0], one.timeline, one.seconds, COLOURS[index])
+        _dress(row[0], "encoders", PEAK_WORKERS, title)
         if both:
+            title = f"{one.pd_seconds / static.pd_seconds:.0%} of its PD-worker-seconds"
             _workers(row[1], one.pd_timeline, one.seconds, COLOURS[index])
-            _dress(
-                row[1],
-                trial_setup().pd_workers,
-                f"{one.pd_seconds / static.pd_seconds:.0%} of its PD-worker-seconds",
-            )
-            row[1].set_ylabel("PD workers")
+            _dress(row[1], "PD workers", trial_setup().pd_workers, title)
             row[1].set_ylim(bottom=0)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=3)
     for axis in axes[-1]:
@@ -77,8 +69,9 @@ def draw(trace: Trace, found: Sequence[TrialFigures]) -> Figure:
     return figure
 
 
-def _dress(axis: Axes, most: int, title: str) -> None:
+def _dress(axis: Axes, pool: str, most: int, title: str) -> None:
     axis.set_title(title, loc="left", fontsize=9)
+    axis.set_ylabel(pool)
     axis.axhline(most, color="#555555", linestyle=":", linewidth=1)
     axis.yaxis.set_major_locator(MaxNLocator(integer=True))
     axis.spines[["top", "right"]].set_visible(False)

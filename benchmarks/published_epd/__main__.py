@@ -20,128 +20,30 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
+from benchmarks.published_epd.latencies import latency_rows
+from benchmarks.published_epd.systems import (
+    FIGURES,
+    SYSTEMS,
+    WARM_UP,
+    Figure,
+    PublishedSystem,
+    systems,
+    window,
+)
 from benchmarks.result_page import RESULTS, fill, page_parser, publish
-from triptych.base.config import EncoderConfig
 from triptych.base.progress.progress import step
-from triptych.goodput.load.workload import Arrivals, Workload, arrival_times, plan_requests
 from triptych.goodput.measure.figures import MOST_POINTS
 from triptych.goodput.measure.search import SearchLimits, Verdict, search
-from triptych.goodput.measure.slo import Slo, preset
-from triptych.simulator.cluster.shape import ClusterShape, Limits, colocated, on_devices
-from triptych.simulator.costs.costs import CostModel, ProxyCosts, published
-from triptych.simulator.plan.question import read_device
+from triptych.goodput.measure.slo import preset
 from triptych.simulator.plan.trials import Doomed, verdict_of
-from triptych.simulator.run import NOT_MODELLED, simulate
-
-GPU = "a100-80g"
-#: A front door's CPU seconds per picture and per token of text: the two that give `short-4` and `long-1` of
-#: the replicas. 4 x 37.28 ms + 400 x 43.86 µs = 1 / 6 s; 37.28 ms + 2000 x 43.86 µs = 1 / 8 s.
-DOOR_ITEM = 37.281e-3
-DOOR_TOKEN = 43.860e-6
-#: Seconds per picture in the encoder's own front door, one thread: gives `short-4` of 1E3PD, 48 pictures/s.
-ENCODER_DOOR_ITEM = 1 / 48
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """Sustained requests per second of SYSTEMS; None where the report does not tell. `fitted` names whose
-    figure a constant was made of.
-    """
-
-    text: str
-    images: int
-    stated: tuple[float | None, float | None]
-    fitted: tuple[str, ...] = ()
-
-
-SYSTEMS = ("replicas", "1E3PD")
-#: "3 or 4 pictures: 4" is one statement about both. 24 is the end of the sweep: more may have been possible.
-FIGURES = (
-    Figure("short", 1, (23, 24)),
-    Figure("short", 4, (6, 12), SYSTEMS),
-    Figure("long", 1, (8, 18), SYSTEMS[:1]),
-    Figure("long", 2, (None, 11)),
-    Figure("long", 3, (4, 9)),
-    Figure("long", 4, (4, 8)),
-)
-
-
-def replicas() -> CostModel:
-    """Four replicas behind one front door, for shape `colocated(4)`: pictures are prepared at the door."""
-    costs = published(GPU)
-    door = ProxyCosts(
-        request=0.0, media_byte=0.0, token=costs.proxy.token, item=DOOR_ITEM, prompt_token=DOOR_TOKEN
-    )
-    return replace(
-        costs,
-        name="replicas behind one front door, A100",
-        source=f"{costs.source}; front door fitted, see benchmarks/published_epd/__main__.py",
-        encoder=replace(costs.encoder, prepare_item=0.0, prepare_pixel=0.0),
-        proxy=door,
-    )
-
-
-def disaggregated() -> CostModel:
-    """1E3PD, for shape `on_devices(1, 3)` and one decode thread (`EncoderConfig(decode_threads=1)`)."""
-    costs = published(GPU)
-    return replace(
-        costs,
-        name="1E3PD, A100",
-        source=f"{costs.source}; encoder's door fitted, see benchmarks/published_epd/__main__.py",
-        encoder=replace(costs.encoder, prepare_item=ENCODER_DOOR_ITEM, prepare_pixel=0.0),
-    )
-
+from triptych.simulator.run import NOT_MODELLED
 
 RESULT = RESULTS / "published_epd.md"
-#: Seconds of a window that are measured, and before them.
-SECONDS, WARM_UP = 30.0, 20.0
+#: Seconds of a window that are measured.
+SECONDS = 30.0
 #: The published sweep ends at 24 requests per second; a search looks a little further.
 LOWEST, HIGHEST = 1.0, 28.0
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedSystem:
-    """One column: `fitted` says whether its costs have the doors that were fitted to the report."""
-
-    name: str
-    shape: ClusterShape
-    costs: CostModel
-    limits: Limits
-
-
-def systems() -> tuple[PublishedSystem, ...]:
-    """Replicas and 1E3PD with the doors of the report; then both without."""
-    limits = read_device("a100").limits
-    door = replace(limits, encoder=EncoderConfig(device="cuda", decode_threads=1))
-    free = published(GPU)
-    # A proxy of ours is multiplied where one is not enough; that is not what is compared here.
-    free = replace(
-        free, proxy=replace(free.proxy, request=0.0, item=0.0, media_byte=0.0, token=0.0, prompt_token=0.0)
-    )
-    return (
-        PublishedSystem("replicas", colocated(4), replicas(), limits),
-        PublishedSystem("1E3PD", on_devices(1, 3), disaggregated(), door),
-        PublishedSystem("replicas, no door", colocated(4), free, limits),
-        PublishedSystem("1E3PD, no door", on_devices(1, 3), free, limits),
-    )
-
-
-def window(system: PublishedSystem, load: Workload, slo: Slo, rate: float, seconds: float) -> Verdict:
-    """One simulated window of the harness's length, judged as the harness does."""
-    warm_up, measured = math.ceil(rate * WARM_UP), math.ceil(rate * seconds)
-    found = simulate(
-        plan_requests(load, warm_up + measured, 0),
-        arrival_times(Arrivals(rate=rate), warm_up + measured, 0),
-        system.shape,
-        system.costs,
-        read_device("a100").model,
-        system.limits,
-        warm_up=warm_up,
-        enough=Doomed(slo, measured),
-    )
-    return verdict_of(found.records, slo, MOST_POINTS)
 
 
 def sustained(
@@ -153,7 +55,9 @@ def sustained(
     reasons: dict[float, str] = {}
 
     def measure(rate: float) -> Verdict:
-        verdict = window(system, chosen.workload, chosen.slo, rate, seconds)
+        doomed = Doomed(chosen.slo, math.ceil(rate * seconds))
+        records = window(system, chosen.workload, rate, seconds, doomed)
+        verdict = verdict_of(records, chosen.slo, MOST_POINTS)
         reasons[rate] = verdict.why
         return verdict
 
@@ -210,7 +114,7 @@ def errors(cells: Cells) -> list[tuple[str, float]]:
     return found
 
 
-def report(cells: Cells, seconds: float) -> str:
+def report(cells: Cells, latencies: str, seconds: float) -> str:
     off = errors(cells)
     worst = max(off, key=lambda one: abs(one[1]))
     ends = (
@@ -227,6 +131,7 @@ def report(cells: Cells, seconds: float) -> str:
         within_15=sum(abs(error) <= 0.15 for _, error in off),
         within_30=sum(abs(error) <= 0.30 for _, error in off),
         worst=f"{worst[0]} ({worst[1]:+.0%})",
+        latencies=latencies,
         ends="\n".join(ends),
     )
 
@@ -245,4 +150,5 @@ def main() -> None:
                 system, figure, options.seconds, lambda line: running.advance(0, note=line)
             )
             running.advance()
-    publish(report(cells, options.seconds), RESULT, write=options.write)
+    latencies = "\n".join(latency_rows(options.seconds))
+    publish(report(cells, latencies, options.seconds), RESULT, write=options.write)

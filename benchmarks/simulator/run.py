@@ -42,15 +42,14 @@ class PoolController(Protocol):
 def _undisturbed() -> Iterator[None]:
     """Without the garbage collector, which takes a tenth of the time, until the simulation is garbage.
 
-    Ctrl-C comes between two calls of the loop, or at the end: in the callback of a weak reference, of which
-    each task has one, Python drops what is raised, and the simulation would go on.
+    Ctrl-C comes between two calls of the loop: in the callback of a weak reference, of which each task has
+    one, Python drops what is raised, and the simulation would go on.
     """
-    asked: list[int] = []
 
     def interrupt(number: int, frame: object) -> None:
-        asked.append(number)
-        if isinstance(loop := asyncio._get_running_loop(), VirtualLoop):
-            loop.interrupt()
+        if not isinstance(loop := asyncio._get_running_loop(), VirtualLoop):
+            raise KeyboardInterrupt
+        loop.interrupt()
 
     default = signal.default_int_handler
     ours = current_thread() is main_thread() and signal.getsignal(signal.SIGINT) is default
@@ -66,8 +65,6 @@ def _undisturbed() -> Iterator[None]:
             gc.enable()
         if ours:
             signal.signal(signal.SIGINT, default)
-    if asked:
-        raise KeyboardInterrupt
 
 
 @_undisturbed()

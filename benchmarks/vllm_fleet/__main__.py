@@ -46,6 +46,7 @@ from triptych.base.errors import ConfigError
 from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.slo import preset
 from triptych.goodput.report.display import Display
+from triptych.models.identity import model_identity
 
 COMMAND = "python -m benchmarks vllm_fleet PEER --packages PACKAGES --results DIR"
 _PAIRS = (
@@ -163,7 +164,8 @@ def measure(options: argparse.Namespace, display: Display) -> bool:
         )
     peer = options.peer.resolve()
     matrix = matrix_of(options.model, peer)
-    known = systems_of(matrix, Parts(matrix, options.packages.resolve(), namespace_of(matrix)))
+    namespace = model_identity(Path(matrix.model), dtype=_DTYPES[matrix.name]).namespace
+    known = systems_of(matrix, Parts(matrix, options.packages.resolve(), namespace))
     options.results.mkdir(parents=True, exist_ok=True)
     (options.results / _VERSIONS).write_text(json.dumps(_versions(peer)))
     return measure_turns(options, display, matrix, known, LOADS, WORKLOADS)
@@ -186,7 +188,6 @@ def _page(results: Path, turns: Sequence[Turn]) -> str:
 _START_SECONDS = 600.0
 _DTYPES = {"tiny": "float32", "small": "bfloat16"}
 _STORE = "unix://${SCRATCH}/store.sock"
-_NAMESPACE_SECONDS = 300.0
 #: Without the second one the folder that this runs in would come before the tree.
 _OF_THIS_TREE = {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}
 
@@ -288,19 +289,3 @@ def _ours(name: str, commands: Sequence[tuple[str, ...]], servers: Sequence[str]
         timeout=_START_SECONDS,
         pause=True,
     )
-
-
-def namespace_of(matrix: Matrix) -> str:
-    """The namespace of our encoder workers; ConfigError where the checkpoint is none."""
-    command = [sys.executable, "-m", "triptych.apps.cli", "namespace", matrix.model]
-    done = subprocess.run(
-        [*command, "--dtype", _DTYPES[matrix.name]],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        timeout=_NAMESPACE_SECONDS,
-    )
-    if done.returncode:
-        raise ConfigError(f"{matrix.model} has no namespace: {done.stderr.strip()[-500:]}")
-    return done.stdout.strip()

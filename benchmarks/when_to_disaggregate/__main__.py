@@ -32,7 +32,7 @@ def draw_equal(found: list[tuple[Case, CapacityPlan]]) -> None:
     labels = ("encoders and PD workers", "replicas, tower and decoder in turn", "replicas, tower in the step")
     for place, (_, plan) in enumerate(found):
         ratios = plan.ratios
-        rates = [ratios.best.rate, ratios.replicas.rate, ratios.in_step.rate if ratios.in_step else 0.0]
+        rates = [ratios.best.rate, ratios.replicas.rate, ratios.in_step.rate]
         for index, rate in enumerate(rates):
             left, height = place + 0.27 * (index - 1), rate / (max(rates) or 1)
             label = "" if place else labels[index]

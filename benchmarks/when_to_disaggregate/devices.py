@@ -11,7 +11,6 @@ of an encoder, in PD devices. By costs alone: waiting and whole numbers of devic
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -144,10 +143,7 @@ def plans() -> Iterator[tuple[Case, CapacityPlan]]:
     for case in each("cases", CASES):
         slo = Slo((("ttft", case.ttft), ("tpot", case.tpot)))
         asked = Question(case.workload, case.name, slo, read_device(GPU), DEVICES, repeats=1)
-        plan = answer(asked, sensitivity=False)
-        rates = ", ".join(f"{one.name} {one.rate:.2f}" for one in plan.ratios.all)
-        print(f"{case.name}, TPOT {case.tpot:g}: {rates}", file=sys.stderr, flush=True)
-        yield case, plan
+        yield case, answer(asked, sensitivity=False)
 
 
 def equal_table(found: list[tuple[Case, CapacityPlan]]) -> list[str]:
@@ -157,12 +153,15 @@ def equal_table(found: list[tuple[Case, CapacityPlan]]) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     for case, plan in found:
-        best, ratios = plan.ratios.best, plan.ratios
-        vllm = ratios.in_step.rate if ratios.in_step is not None else 0.0
-        gain = plan.advice.gain
-        lines.append(
-            f"| {case.name} | {case.ttft:g}, {case.tpot:g} ms | {best.name}: {best.rate:.2f} "
-            f"| {ratios.replicas.rate:.2f} | {vllm:.2f} | {f'{gain:.2f}' if gain is not None else '–'} "
-            f"| {plan.advice.reason} |"
+        best, ratios, gain = plan.ratios.best, plan.ratios, plan.advice.gain
+        cells = (
+            case.name,
+            f"{case.ttft:g}, {case.tpot:g} ms",
+            f"{best.name}: {best.rate:.2f}",
+            f"{ratios.replicas.rate:.2f}",
+            f"{ratios.in_step.rate:.2f}",
+            "–" if gain is None else f"{gain:.2f}",
+            plan.advice.reason,
         )
+        lines.append(f"| {' | '.join(cells)} |")
     return lines

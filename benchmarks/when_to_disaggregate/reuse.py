@@ -8,9 +8,9 @@ cache has the picture's keys and values as well.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 from benchmarks.when_to_disaggregate.devices import GPU, SLO
 from triptych.goodput.load.workload import Workload
@@ -54,19 +54,16 @@ def _systems(devices: int, asked: Question, load: Workload) -> Iterator[tuple[st
 def points() -> Iterator[Point]:
     device = read_device(GPU)
     kept = replace(device, limits=replace(device.limits, affinity=True))
-    for devices in DEVICES:
-        for reuse in REUSES:
-            load = replace(LOAD, reuse=reuse)
-            asked = Question(load, "", SLO, device, devices, repeats=1)
-            rates: dict[str, float] = {}
-            for name, shape, affinity in _systems(devices, asked, load):
-                # Without reuse there is nothing that affinity could find.
-                if not (affinity and not reuse and shape.name in rates):
-                    trials = Trials(replace(asked, device=kept) if affinity else asked)
-                    rates[shape.name] = trials.highest(shape, load, fineness=COARSE)
-                rate = rates[shape.name]
-                print(f"{shape.name}, {name}, reuse {reuse:g}: {rate:.2f}", file=sys.stderr, flush=True)
-                yield Point(devices, reuse, name, shape.name, rate)
+    for devices, reuse in product(DEVICES, REUSES):
+        load = replace(LOAD, reuse=reuse)
+        asked = Question(load, "", SLO, device, devices, repeats=1)
+        rates: dict[str, float] = {}
+        for name, shape, affinity in _systems(devices, asked, load):
+            # Without reuse there is nothing that affinity could find.
+            if not (affinity and not reuse and shape.name in rates):
+                trials = Trials(replace(asked, device=kept) if affinity else asked)
+                rates[shape.name] = trials.highest(shape, load, fineness=COARSE)
+            yield Point(devices, reuse, name, shape.name, rates[shape.name])
 
 
 def table(found: list[Point]) -> list[str]:

@@ -112,10 +112,10 @@ class DecoderRanks:
         self._group.join(decoder.device, seconds=self._seconds)
         self._replies()
 
-    def sized(self, config: PDConfig, decoder: DecoderSide) -> tuple[int, int]:
+    def sized(self, config: PDConfig, decoder: DecoderSide, other_peak: int) -> tuple[int, int]:
         """Bytes of each rank's KV cache and embeddings: the least that one of them has."""
-        self._group.send({"kind": "size"})
-        own = sized(config, decoder)
+        self._group.send({"kind": "size", "other_peak": other_peak})
+        own = sized(config, decoder, other_peak)
         replies = self._replies()
         return (
             min([own.kv_memory, *(reply["kv_memory"] for reply in replies)]),

@@ -63,7 +63,7 @@ class PDRankProgram:
                     self._rank.join(self._decoder.device, seconds=command["seconds"])
                     return {}
                 case "size":
-                    return self._size()
+                    return self._size(command["other_peak"])
                 case "build":
                     return self._build(command, descriptors)
                 case "step":
@@ -74,9 +74,9 @@ class PDRankProgram:
         except Exception as error:
             raise StepFailed(f"{command.get('kind')} failed: {error}") from error
 
-    def _size(self) -> Message:
+    def _size(self, other_peak: int) -> Message:
         with self._rank.slow():
-            config = sized(self._config, self._decoder)
+            config = sized(self._config, self._decoder, other_peak)
         return {"kv_memory": config.kv_memory, "encoder_cache_memory": config.encoder_cache_memory}
 
     def _build(self, command: Message, descriptors: Sequence[int]) -> Message:

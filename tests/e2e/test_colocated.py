@@ -1,4 +1,4 @@
-"""A colocated replica answers as the separated workers do, and alone it keeps its embeddings to itself."""
+"""A colocated replica, of one rank or of several on both sides, answers as the separated workers do."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ pytestmark = pytest.mark.timeout(300)
 class Replica:
     cluster: Cluster
     checkpoint: Path
-
-    @property
-    def tower_items(self) -> float:
-        return self.cluster.total("encoder", "triptych_encoder_tower_items_total")
+    ranks: int
 
 
-@pytest.fixture(scope="module")
-def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
+@pytest.fixture(
+    scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)], ids=["one rank", "two ranks"]
+)
+def replica(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
     folder = tmp_path_factory.mktemp("colocated")
     path = build_checkpoint("qwen3_vl", folder / "qwen3_vl")
     words = ("--topology", "colocated", "--threads", "1", "--max-num-batched-tokens", "48")
+    words += ("--tensor-parallel", f"{request.param}", "--encoder-data-parallel", f"{request.param}")
     cluster = start_cluster(path, folder / "run", *words, environment=faults.gated(folder / "run"))
-    yield Replica(cluster, path)
+    yield Replica(cluster, path, request.param)
     cluster.stop()
 
 
@@ -47,6 +47,8 @@ async def test_text_and_pictures_at_once_are_exact(replica):
     answers = await ask_all(replica.cluster.url, cases, TOKENS)
     assert_exact(reference, [answer.token_ids for answer in answers])
     assert [a.prompt_token_ids for a in answers] == [r.prompt_token_ids for r in reference]
+    for pool in ("encoder", "pd"):
+        assert replica.cluster.total(pool, f"triptych_{pool}_ranks") == replica.ranks
 
 
 async def test_a_killed_replica_comes_back_and_its_requests_go_on(replica):

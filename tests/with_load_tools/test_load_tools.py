@@ -32,7 +32,6 @@ def test_a_tool_streams_chats_about_texts(cluster, tool, tmp_path):
     assert_all_answered(tool(cluster.url, ToolLoad(**LOAD), tmp_path))
 
 
-@pytest.mark.parametrize("tool", [TOOLS["aiperf"], ours], ids=["aiperf", "triptych"])
 def test_a_tool_streams_chats_about_its_own_pictures(cluster, tool, tmp_path):
     assert_all_answered(tool(cluster.url, ToolLoad(**LOAD, images=2), tmp_path))
 

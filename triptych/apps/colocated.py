@@ -1,4 +1,4 @@
-"""A replica: tower and decoder in one process on one device, at one address, registered in both pools."""
+"""A replica: tower and decoder in one process on one device, or as ranks on several, in both pools."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import TracebackType
 
 from triptych.base.config import ColocatedConfig
 from triptych.base.cpu.step_pacer import StepPacer
-from triptych.base.cpu.threads import decoder_threads, in_short_lived_thread, use_threads
+from triptych.base.cpu.threads import decoder_threads, in_short_lived_thread, threads_of_rank, use_threads
 from triptych.base.engine_beat import BusyClock, EngineBeat
 from triptych.base.errors import InternalError
 from triptych.base.machine.start_lock import StartLock
@@ -25,11 +25,13 @@ from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.connectors.memory import MemoryStore
 from triptych.encoder_worker import loading as encoder_loading
 from triptych.encoder_worker import service as encoder_service
+from triptych.encoder_worker.ranks.tower import DataParallelTower, load_ranks
 from triptych.models.base import EncoderSide
 from triptych.models.defaults import start_lock
 from triptych.models.identity import ModelIdentity
 from triptych.models.registry import before_each_layer
 from triptych.pd_worker import native as pd_worker
+from triptych.pd_worker.ranks.share import share_of_rank
 from triptych.protos import encoder_pb2_grpc, pd_pb2_grpc
 from triptych.registry.worker_server import WorkerProcess, WorkerServer, worker_process
 from triptych.store.embedding_store import EmbeddingStore
@@ -93,18 +95,27 @@ class LoadedReplica:
 async def run(config: ColocatedConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. ConfigError for what cannot work as configured."""
     async with worker_process(config.pd) as process:
+        config = replace(config, pd=share_of_rank(config.pd))
         starting = await asyncio.to_thread(start_lock, config.pd)
         model = await asyncio.to_thread(in_short_lived_thread, load, config)
-        await _serve(config, model, process, starting)
+        try:
+            await _serve(config, model, process, starting)
+        finally:
+            # A decoder's ranks end with its engine.
+            if isinstance(model.encoder, DataParallelTower):
+                await asyncio.to_thread(model.encoder.close)
 
 
 def load(config: ColocatedConfig) -> LoadedReplica:
     """Tower and decoder of the checkpoint; ConfigError for one that cannot be served as configured."""
-    encoder, identity = encoder_loading.load(config.encoder)
-    peak = encoder_loading.activation_bytes(config.encoder, encoder)
+    encoder, identity = load_ranks(config.encoder)
+    own = encoder.inner if isinstance(encoder, DataParallelTower) else encoder
+    peak = encoder_loading.activation_bytes(config.encoder, own)
     decoder = pd_worker.load_model(config.pd, other_peak=peak)
-    # One device: both sides use all of its threads, each in its turn.
-    use_threads(decoder_threads(config.pd.threads, decoder.decoder.geometry.hidden_size))
+    # The same devices: both sides use all of their threads, each in its turn.
+    ranks = max(config.pd.tensor_parallel, config.encoder.encoder_data_parallel)
+    threads = decoder_threads(config.pd.threads, decoder.decoder.geometry.hidden_size)
+    use_threads(threads_of_rank(threads, ranks))
     return LoadedReplica(encoder, identity, decoder)
 
 
@@ -123,7 +134,10 @@ async def _serve(
 
 
 class Replica:
-    """An EncoderWorker and a PDWorker with one lock on their device; belongs to the running event loop."""
+    """An EncoderWorker and a PDWorker with one lock on their devices; belongs to the running event loop.
+
+    Other ranks compute only while rank 0's side has the lock. `engines` are watched.
+    """
 
     def __init__(
         self,
@@ -158,13 +172,12 @@ class Replica:
             config.pd, model.decoder, pd_metrics, transfer=loading, pacer=device, tracer=tracer
         )
         metrics.parameter_bytes.inc(encoder_loading.parameter_bytes(model.encoder))
-        before_each_layer(model.encoder.module, self.encoder.beat.tick)
         before_each_layer(model.decoder.decoder.module, self.pd.engine.beat.tick)
-
-    @property
-    def engines(self) -> tuple[EngineBeat, EngineBeat]:
-        """Both engines, to be watched."""
-        return self.encoder.beat, self.pd.engine.beat
+        self.engines: list[EngineBeat] = [
+            *encoder_service.watched(model.encoder, self.encoder.beat, metrics, identity.model_name),
+            self.pd.engine.beat,
+            *(() if model.decoder.ranks is None else model.decoder.ranks.beats),
+        ]
 
     @property
     def busy_clocks(self) -> tuple[BusyClock, BusyClock]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -17,7 +18,6 @@ from triptych.goodput.measure.search import SearchResult
 from triptych.goodput.measure.window import MeasuredWindow
 from triptych.goodput.report.comparison import Ratio
 from triptych.goodput.report.machine import Machine
-from triptych.goodput.report.result import failure_counts
 
 _EXPLANATION = """\
 (a) requests per second that met every objective of the SLO    (b) their share of the requests sent
@@ -80,7 +80,8 @@ class Display:
         for window in windows:
             if window.verdict.why:
                 self.say(f"{window.settings.label} not sustained: {window.verdict.why}")
-            for reason, count in list(failure_counts(window.report.records).items())[:3]:
+            errors = (record.error for record in window.report.records if not record.warm_up)
+            for reason, count in Counter(filter(None, errors)).most_common(3):
                 self.warn(f"{window.settings.label}: {count} failed: {reason}")
             for doubt in window.doubts:
                 self.warn(f"{window.settings.label}: {doubt}")

@@ -15,6 +15,7 @@ from triptych.base.machine.resources import cpu_name
 #: A load average above this share of the cores, before the first request, marks a run as made on a loaded
 #: machine.
 LOADED_SHARE = 0.25
+_HERE = Path(__file__).resolve().parent
 _PACKAGES = ("aiohttp", "numpy", "torch", "transformers", "uvloop")
 
 
@@ -70,9 +71,8 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def commit() -> str:
-    """The source tree's commit; empty outside of a checkout."""
-    folder = Path(__file__).resolve().parent
+def commit(folder: Path = _HERE) -> str:
+    """The commit of the source tree, by default of this one; empty outside of a checkout."""
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=10).stdout.strip()

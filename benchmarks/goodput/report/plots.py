@@ -278,11 +278,7 @@ def queue_depths(runs: Sequence[Document]) -> Figure:
     samples = [sample for sample in window["queue_depths"] if sample["at"] >= 0]
     names = list(dict.fromkeys(name for sample in samples for name in sample if name != "at"))
     for index, name in enumerate(names):
-        points = [
-            (sample["at"], sample[name])
-            for sample in window["queue_depths"]
-            if name in sample and sample["at"] >= 0
-        ]
+        points = [(sample["at"], sample[name]) for sample in samples if name in sample]
         axis.plot(
             *zip(*points, strict=True), color=COLOURS[(index + 1) % 7], marker=".", label=f"server: {name}"
         )

@@ -190,12 +190,3 @@ def read_result(path: Path, form: str = FORMAT, origin: str = "`triptych bench g
     if not isinstance(found, dict) or found.get("format") != form:
         raise ConfigError(f"{path} is no result of {origin} ({form})")
     return found
-
-
-def failure_counts(records: Sequence[RequestRecord]) -> dict[str, int]:
-    """How often each reason of failure came."""
-    counts: dict[str, int] = {}
-    for record in records:
-        if record.error and not record.warm_up:
-            counts[record.error] = counts.get(record.error, 0) + 1
-    return dict(sorted(counts.items(), key=lambda pair: -pair[1]))

@@ -154,7 +154,7 @@ class SimulatedPD:
         self.loads = SimulatedLoads(context, self._reports)
         #: In which steps ran, since the start.
         self.step_seconds = 0.0
-        self._counters, self._loop, self._costs = context.counters, context.loop, context.costs.pd
+        self._loop, self._costs = context.loop, context.costs.pd
         self._stream: SimulatedLink  # from `attach` on
         self._device, self._tower = device, tower
         #: Requests on their way to the scheduler: when they will be there, and Submit's reply.

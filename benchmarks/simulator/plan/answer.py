@@ -224,7 +224,7 @@ def document(plan: CapacityPlan) -> dict[str, object]:
         "seed": question.seed,
         "ratios": [_served(plan, served) for served in ratios.apart],
         "replicas": _served(plan, ratios.replicas),
-        "in_step": _served(plan, ratios.in_step) if ratios.in_step is not None else None,
+        "in_step": _served(plan, ratios.in_step),
         "best": ratios.best.name if ratios.best.rate else None,
         "verdict": ratios.verdict,
         "advice": asdict(plan.advice),

@@ -8,7 +8,6 @@ from pathlib import Path
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
 from triptych.goodput.report.plots import COLOURS, sheet
 from triptych.simulator.plan.answer import CapacityPlan, SensitivityPoint
@@ -76,7 +75,7 @@ def _rates(axis: Axes, scaled: Scaling) -> None:
     axis.set(xscale="log", yscale="log", xlabel="workers", ylabel="requests/s", title="scaling")
     for scale in (axis.xaxis, axis.yaxis):
         # Powers of ten, written out.
-        scale.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        scale.set_major_formatter("{x:,.10g}")
     axis.legend(fontsize=8)
 
 

@@ -52,16 +52,16 @@ class Ratios:
 
     apart: tuple[Served, ...]
     replicas: Served
-    in_step: Served | None = None
+    in_step: Served
 
     @property
     def baseline(self) -> Served:
         """The replicas that serve more."""
-        return max((self.replicas, *self.all[len(self.apart) + 1 :]), key=lambda served: served.rate)
+        return max(self.replicas, self.in_step, key=lambda served: served.rate)
 
     @property
     def all(self) -> tuple[Served, ...]:
-        return (*self.apart, self.replicas) + ((self.in_step,) if self.in_step is not None else ())
+        return (*self.apart, self.replicas, self.in_step)
 
     @property
     def best(self) -> Served:

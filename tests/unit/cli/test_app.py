@@ -70,12 +70,6 @@ def test_memory_that_does_not_fit_is_an_error_with_the_sum():
     assert_refused(result, "needs", "are available", "--kv-memory", "together")
 
 
-@pytest.mark.parametrize("command", ["serve", "check"])
-def test_ranks_where_there_can_be_none_are_refused_by_an_error(command: str):
-    words = (command, str(DEMO_MODEL), "--tensor-parallel", "2")
-    assert_refused(triptych(*words, "--topology", "colocated"), "--tensor-parallel 2", "--topology epd")
-
-
 def test_heads_that_cannot_be_divided_among_the_ranks_are_an_error_that_names_what_can():
     refused = triptych("check", str(DEMO_MODEL), "--tensor-parallel", "7")
     assert_refused(refused, "attention heads", "7 ranks", "give --tensor-parallel one of 1")

@@ -198,9 +198,9 @@ class ClusterConfig(Config):
 
     @property
     def ranks(self) -> dict[str, int]:
-        """Processes of one worker of each kind; a replica is always one."""
+        """Ranks of one worker of each kind, each with a device; a replica's two sides share theirs."""
         pd, encoder = self.pd.tensor_parallel, self.encoder.encoder_data_parallel
-        return {"encoder": encoder, "pd": pd, "colocated": 1}
+        return {"encoder": encoder, "pd": pd, "colocated": max(pd, encoder)}
 
     @property
     def swap_memory(self) -> int:
@@ -209,23 +209,13 @@ class ClusterConfig(Config):
 
 
 def check_scaled(config: ClusterConfig) -> None:
-    """ConfigError for a range of workers, or several ranks, in a topology that has none."""
-    if config.topology == "colocated" and config.encoder.encoder_data_parallel != 1:
-        raise ConfigError(
-            f"--encoder-data-parallel {config.encoder.encoder_data_parallel} is for --topology epd: a "
-            "replica's tower has one rank; raise --replicas"
-        )
+    """ConfigError for a range of workers in a topology that has none."""
     for option, given in (("--encoders", config.encoders), ("--pd-workers", config.pd_workers)):
         if config.topology == "colocated" and given.scaled:
             raise ConfigError(
                 f"{option} {given} is for --topology epd: replicas keep to a fixed number, like "
                 f"--replicas {given.most}"
             )
-    if config.topology == "colocated" and config.pd.tensor_parallel > 1:
-        raise ConfigError(
-            f"--tensor-parallel {config.pd.tensor_parallel} is for --topology epd: a replica's tower and "
-            "decoder are in one process; give --tensor-parallel 1"
-        )
 
 
 @dataclass(frozen=True, slots=True)

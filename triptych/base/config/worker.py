@@ -276,8 +276,8 @@ SHARING_FLAGS = ("core_page", "core_slot", "spare_cores", "step_interval", "keep
 class ColocatedConfig(Config):
     """The flags of a replica: an encoder worker and a PD worker; what both have is equal in both."""
 
-    encoder: EncoderConfig = part(EncoderConfig, without=(*SHARING_FLAGS, "encoder_data_parallel"))
-    pd: PDConfig = part(PDConfig, without=(*SHARING_FLAGS, *ENGINE_FLAGS, "tensor_parallel"))
+    encoder: EncoderConfig = part(EncoderConfig, without=SHARING_FLAGS)
+    pd: PDConfig = part(PDConfig, without=(*SHARING_FLAGS, *ENGINE_FLAGS))
     connector: str = flag(
         "redis",
         "path of embeddings from tower to decoder: redis, the store that replicas share; memory, inside "

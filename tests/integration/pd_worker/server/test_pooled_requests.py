@@ -26,6 +26,7 @@ TEXTS = [f"the {n}th harbour lies " + "between two hills and a river " * n for n
 def vector(answer: Answer) -> np.ndarray:
     assert answer.finished.reason == "stop", answer.finished.error
     assert answer.finished.completion_tokens == 0 == len(answer.token_ids)
+    assert answer.finished.work_seconds > 0
     return np.frombuffer(answer.finished.pooled, "<f4")
 
 

@@ -30,6 +30,7 @@ async def test_text_requests_get_the_tokens_that_transformers_generates(client, 
     assert_exact(expected, [answer.token_ids for answer in answers])
     assert [answer.finished.reason for answer in answers] == ["length"] * len(TEXTS)
     assert [answer.finished.completion_tokens for answer in answers] == [40] * len(TEXTS)
+    assert all(answer.finished.work_seconds > 0 for answer in answers), "no prompt took any time"
 
 
 async def test_a_resumed_request_goes_on_as_the_unbroken_one(client):

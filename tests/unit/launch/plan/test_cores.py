@@ -83,7 +83,7 @@ def test_a_broken_weight_file_is_told(tmp_path: Path):
         weight_bytes(tmp_path, "float32")
 
 
-@pytest.mark.parametrize(("topology", "more"), [("epd", 2 * 3), ("colocated", 0)])
+@pytest.mark.parametrize(("topology", "more"), [("epd", 2 * 3), ("colocated", 3)])
 def test_every_rank_of_a_tower_counts_as_a_process_with_all_weights(topology: str, more: int):
     given = {"topology": topology, "encoders": WorkerRange.fixed(2)}
     one, four = (

@@ -143,7 +143,8 @@ def served(name: str, *rates: float) -> Served:
     ],
 )
 def test_a_verdict_needs_more_than_loads_differ_by(apart, replicas, said):
-    found = Ratios((served("1E3PD", *apart), served("2E2PD")), served("4 colocated", *replicas))
+    both = served("4 colocated", *replicas)
+    found = Ratios((served("1E3PD", *apart), served("2E2PD")), both, both)
     assert said in found.verdict
 
 

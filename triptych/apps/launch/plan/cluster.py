@@ -128,8 +128,8 @@ def _worker_configs(
     pd = replace(
         config.pd, core_page=page, step_interval=config.step_interval if paced else 0.0, keep_core=paced
     )
-    # A single replica keeps embeddings in its process; several share them through the store.
-    alone = config.replicas == 1 and config.store == "auto"
+    # A single replica keeps embeddings in its process; several, or ranks, share them through the store.
+    alone = config.replicas == 1 and config.store == "auto" and config.pd.tensor_parallel == 1
     counts = config.counts
     cpus = assign_cores(
         os.sched_getaffinity(0),

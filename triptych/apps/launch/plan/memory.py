@@ -110,8 +110,8 @@ def plan_memory(weights: int, config: ClusterConfig) -> MemoryPlan:
     workers, encoders, pd_workers = counts.workers, counts.encoding, counts.decoding
     ranks = config.ranks
     # Each rank of a tower is a process with all of its weights, each rank of a decoder one with a share.
-    workers += counts.encoders * (ranks["encoder"] - 1)
-    shares = counts.pd_workers * (ranks["pd"] - 1)
+    workers += counts.encoding * (ranks["encoder"] - 1)
+    shares = counts.decoding * (ranks["pd"] - 1)
     weights, kv_memory = (weights, pd_workers * pd.kv_memory or None) if pd.device == "cpu" else (0, 0)
     embeddings, swap = pd.embedding_memory, config.swap_memory
     return MemoryPlan(
@@ -197,17 +197,16 @@ def place_on_gpus(
 def gpu_needs(weights: int, config: ServeConfig) -> list[Need]:
     """The least bytes of each worker on each of its GPUs.
 
-    A worker counts with all `weights`, an upper bound, and ranks of a decoder with their shares of them.
+    A worker counts with all `weights`, an upper bound, and a PD worker's ranks with their shares of them.
     """
     given, ranks = config.pd.device_memory, config.ranks
 
     def least(kind: str) -> int:
         if kind == "encoder":
             return CUDA_CONTEXT_BYTES + weights + _ACTIVATION_BYTES
-        kv = (config.pd.kv_memory or _MIN_KV_BYTES) // ranks[kind]
-        return (
-            CUDA_CONTEXT_BYTES + weights // ranks[kind] + _ACTIVATION_BYTES + config.pd.embedding_memory + kv
-        )
+        kv = (config.pd.kv_memory or _MIN_KV_BYTES) // ranks["pd"]
+        share = weights // ranks["pd"] if kind == "pd" else weights
+        return CUDA_CONTEXT_BYTES + share + _ACTIVATION_BYTES + config.pd.embedding_memory + kv
 
     return [
         Need(name, given or least(kind), grows=kind != "encoder" and not given, ranks=ranks[kind])
