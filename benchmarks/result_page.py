@@ -16,17 +16,12 @@ RESULTS = Path(__file__).parent / "results"
 TEMPLATES = Path(__file__).parent / "pages"
 
 
-def add_write_flag(parser: argparse.ArgumentParser, page: Path) -> None:
-    """`--write`, as `options.write` of `publish`."""
-    parser.add_argument("--write", action="store_true", help=f"write {page.name}")
-
-
 def page_parser(doc: str | None, page: Path, **numbers: float) -> argparse.ArgumentParser:
     """A command line with `--write`, and an option for each of the `numbers`, which are the defaults."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
-    add_write_flag(parser, page)
+    parser.add_argument("--write", action="store_true", help=f"write {page.name}")
     return parser
 
 

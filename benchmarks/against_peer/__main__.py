@@ -26,7 +26,7 @@ from benchmarks.against_peer.rounds import (
     turns_parser,
 )
 from benchmarks.baselines.tables import number, spread, table
-from benchmarks.result_page import RESULTS, add_write_flag, fill
+from benchmarks.result_page import RESULTS, fill
 from triptych.goodput.report.display import Display
 
 _COMMAND = "python -m benchmarks against_peer PEER --results DIR"
@@ -159,10 +159,9 @@ RESULT = RESULTS / "against_peer.md"
 
 def parser() -> argparse.ArgumentParser:
     found = turns_parser(
-        __doc__, model="small", systems="vllm,triptych", more_systems="vllm-epd, colocated, before"
+        __doc__, RESULT, model="small", systems="vllm,triptych", more_systems="vllm-epd, colocated, before"
     )
     found.add_argument("--before", type=Path, help="a checkout of Triptych to measure as `before`")
-    add_write_flag(found, RESULT)
     return found
 
 

@@ -40,7 +40,7 @@ from benchmarks.baselines.measure import warm_up
 from benchmarks.baselines.runner import MatrixRun, Options
 from benchmarks.baselines.servers import Server, ServerPool
 from benchmarks.baselines.tables import spread, table
-from benchmarks.result_page import RESULTS, add_write_flag, fill, publish
+from benchmarks.result_page import RESULTS, fill, publish
 from triptych.base.errors import ConfigError
 from triptych.goodput.load.workload import Picture
 from triptych.goodput.report.display import Display
@@ -195,10 +195,9 @@ def page(folder: Path) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = peer_parser(__doc__, ",".join(SYSTEMS))
+    parser = peer_parser(__doc__, PAGE, ",".join(SYSTEMS))
     parser.add_argument("--parts", default=",".join(PARTS), help="some of them")
     parser.add_argument("--seconds", type=float, default=30.0, help="of sending in a window of mixed")
-    add_write_flag(parser, PAGE)
     options = parser.parse_args(arguments)
     return run_command(options, _measure, lambda: publish(page(options.results), PAGE, write=options.write))
 

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
@@ -22,7 +22,7 @@ from benchmarks.baselines.cell import chosen
 from benchmarks.baselines.matrix import Matrix, System, read_matrix
 from benchmarks.baselines.measure import target_of, warm_up
 from benchmarks.baselines.servers import ServerPool, cpu_seconds, machine_time, others_share
-from benchmarks.result_page import publish
+from benchmarks.result_page import page_parser, publish
 from benchmarks.targets import record
 from triptych.base.errors import ConfigError
 from triptych.base.machine.resources import cpu_name
@@ -126,16 +126,6 @@ def commit_of(system: System) -> str:
     return commit(Path(tree)) if tree else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """`rounds` are counted from `first`, each of `waves` times the concurrency; `minutes` 0: no limit."""
-
-    rounds: int = 3
-    first: int = 0
-    waves: int = 2
-    minutes: float = 0.0
-
-
 def keep(file: Path, record: msgspec.Struct) -> None:
     """Appends it to the file."""
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -158,7 +148,7 @@ def kept(files: Iterable[Path], kind: type[_Record]) -> list[_Record]:
 class Rounds:
     """Measures loads in turns and appends every turn to the results as soon as it is done.
 
-    `workloads` are those that loads name.
+    `workloads` are those that loads name, `options` those of `turns_parser`.
     """
 
     def __init__(
@@ -166,8 +156,7 @@ class Rounds:
         matrix: Matrix,
         systems: Sequence[System],
         workloads: Mapping[str, Workload],
-        results: Path,
-        options: Options,
+        options: argparse.Namespace,
         display: Display,
     ) -> None:
         self._matrix = matrix
@@ -176,7 +165,7 @@ class Rounds:
         self._workloads = workloads
         self._options = options
         self._display = display
-        self._file = results / f"{matrix.name}.jsonl"
+        self._file = options.results / f"{matrix.name}.jsonl"
         self._known: dict[str, RunSettings] = {}
         self._pool = ServerPool(matrix.model, lambda _system, server: warm_up(server, display))
         self._began = time.monotonic()
@@ -276,19 +265,20 @@ class Rounds:
         )
 
 
-def peer_parser(doc: str | None, systems: str, more_systems: str = "") -> argparse.ArgumentParser:
+def peer_parser(doc: str | None, page: Path, systems: str, more_systems: str = "") -> argparse.ArgumentParser:
     """A parser with the default `systems`; `more_systems` names others in its help."""
-    found = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found = page_parser(doc, page, rounds=3)
     found.add_argument("peer", type=Path, nargs="?", help="folder of the peer kit; none: only the page")
     found.add_argument("--results", type=Path, required=True, help="folder of what is measured")
     found.add_argument("--systems", default=systems, help=f"names: {more_systems or 'some of these'}")
-    found.add_argument("--rounds", type=int, default=3)
     return found
 
 
-def turns_parser(doc: str | None, *, model: str, systems: str, more_systems: str) -> argparse.ArgumentParser:
+def turns_parser(
+    doc: str | None, page: Path, *, model: str, systems: str, more_systems: str
+) -> argparse.ArgumentParser:
     """A parser for rounds of loads with the default `model`."""
-    found = peer_parser(doc, systems, f"{more_systems} too")
+    found = peer_parser(doc, page, systems, f"{more_systems} too")
     found.add_argument("--model", choices=MODELS, default=model)
     found.add_argument("--only", action="append", default=[], help="pattern of loads; again for more")
     found.add_argument("--first", type=int, default=0, help="number of the first round")
@@ -345,7 +335,4 @@ def measure_turns(
         if name not in known:
             raise ConfigError(f"--systems {name!r} is not known: use some of {', '.join(known)}")
     systems = [known[name] for name in options.systems.split(",")]
-    asked = Options(options.rounds, options.first, options.waves, options.minutes)
-    return Rounds(matrix, systems, workloads, options.results, asked, display).run(
-        chosen(loads, options.only)
-    )
+    return Rounds(matrix, systems, workloads, options, display).run(chosen(loads, options.only))

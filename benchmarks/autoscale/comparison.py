@@ -17,13 +17,23 @@ from benchmarks.autoscale.policies import (
     pd_work,
     work_seconds,
 )
-from benchmarks.autoscale.pool import PoolHistory, TrialResult, TrialSetup, run_trial
+from benchmarks.autoscale.pool import ElasticPDPool, ElasticPool, PoolHistory
 from benchmarks.autoscale.traces import PEAK_WORKERS, TRACES, Trace, requests_of
 from triptych.base.config import GIB, EncoderConfig, PDConfig, ProxyConfig
 from triptych.base.errors import ConfigError
+from triptych.goodput.measure.figures import percentile
 from triptych.goodput.measure.slo import Slo
-from triptych.simulator.cluster.shape import Limits
-from triptych.simulator.costs.costs import QWEN3_VL_4B, QWEN3_VL_4B_SHAPE, Chip, encoder_costs, published
+from triptych.simulator.cluster.shape import Limits, on_devices
+from triptych.simulator.costs.costs import (
+    QWEN3_VL_4B,
+    QWEN3_VL_4B_SHAPE,
+    Chip,
+    CostModel,
+    ModelShape,
+    encoder_costs,
+    published,
+)
+from triptych.simulator.run import simulate
 
 STATIC = "static peak"
 OURS = "work-seconds (ours)"
@@ -82,36 +92,43 @@ def _timeline(history: PoolHistory) -> tuple[tuple[float, int, int, int], ...]:
     return tuple(one for before, one in pairs if one[1:] != before[1:])
 
 
-def figures_of(trace: str, policy: str, cold_start: float, found: TrialResult) -> TrialFigures:
-    pd = found.pd_history
+def measure(trace: Trace, policy: str, cold_start: float, seed: int = 0) -> TrialFigures:
+    """One trial, until its last request has ended. A static pool is there from the start.
+
+    Any other begins with one worker; PD workers that are not scaled stay as many as the setup has.
+    """
+    setup, static = trial_setup(), policy == STATIC
+    load, times = requests_of(trace, setup.costs.encoder, setup.model, seed)
+    initial = PEAK_WORKERS if static else 1
+    encoders = ElasticPool(POLICIES[policy](PEAK_WORKERS, cold_start), cold_start, initial)
+    pools, pd = [encoders], None
+    if trace.name in BOTH_POOLS:
+        pd = ElasticPDPool(PD_POLICIES[policy](setup.pd_workers, cold_start), cold_start)
+        pools.append(pd)
+    shape = on_devices(0, setup.pd_workers if static or pd is None else 1)
+    found = simulate(load, times, shape, setup.costs, setup.model, setup.limits, controllers=pools)
+    records, seconds = found.records, found.counters.seconds
+
+    def within(slo: Slo) -> int:
+        return sum(not slo.misses(record.latencies()) for record in records)
+
     return TrialFigures(
-        trace=trace,
+        trace=trace.name,
         policy=policy,
         cold_start=cold_start,
-        requests=len(found.records),
-        good=found.good,
-        strict=found.good_within(STRICT_SLO),
-        failures=found.failures,
-        ttft=found.ttft,
-        seconds=found.seconds,
-        worker_seconds=found.worker_seconds,
-        direction_changes=found.history.direction_changes,
+        requests=len(records),
+        good=within(SLO),
+        strict=within(STRICT_SLO),
+        failures=sum(not record.ok for record in records),
+        ttft=percentile([record.ttft for record in records if record.ok], 99.0),
+        seconds=seconds,
+        worker_seconds=encoders.history.worker_seconds(seconds),
+        direction_changes=encoders.history.direction_changes,
         leftovers=sum(found.leftovers.values()),
-        timeline=_timeline(found.history),
-        pd_seconds=0.0 if pd is None else pd.worker_seconds(found.seconds),
-        pd_timeline=() if pd is None else _timeline(pd),
+        timeline=_timeline(encoders.history),
+        pd_seconds=0.0 if pd is None else pd.history.worker_seconds(seconds),
+        pd_timeline=() if pd is None else _timeline(pd.history),
     )
-
-
-def measure(trace: Trace, policy: str, cold_start: float, seed: int = 0) -> TrialFigures:
-    """One trial. A static pool is there from the start, any other begins with one worker."""
-    setup = trial_setup()
-    load, times = requests_of(trace, setup.costs.encoder, setup.model, seed)
-    scaler = POLICIES[policy](PEAK_WORKERS, cold_start)
-    initial = PEAK_WORKERS if policy == STATIC else 1
-    pd = PD_POLICIES[policy](setup.pd_workers, cold_start) if trace.name in BOTH_POOLS else None
-    found = run_trial(setup, load, times, scaler, cold_start, initial, pd)
-    return figures_of(trace.name, policy, cold_start, found)
 
 
 def trials() -> list[tuple[str, str, float]]:
@@ -143,6 +160,16 @@ CPU = Chip("a server CPU", 8e12, 300e9, 0.5, 64 * 10**9)
 SLO = Slo((("ttft", 10_000.0), ("tpot", 100.0)))
 
 
+@dataclass(frozen=True, slots=True)
+class TrialSetup:
+    """The cluster beside its encoders."""
+
+    costs: CostModel
+    model: ModelShape
+    pd_workers: int
+    limits: Limits
+
+
 def trial_setup() -> TrialSetup:
     """Encoders on `CPU`, three PD workers on A100s by their published costs."""
     name = f"encoders on {CPU.name}, PD workers on an A100"
@@ -162,5 +189,4 @@ def trial_setup() -> TrialSetup:
             ),
             store_memory=64 * GIB,
         ),
-        slo=SLO,
     )

@@ -1,23 +1,16 @@
-"""Encoders that start, drain and leave in virtual time as a scaler decides, and a trace that they serve."""
+"""Pools whose workers start, drain and leave in virtual time as a scaler decides."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from benchmarks.autoscale.policies import ByDemand, FixedSize, PoolView, Scaler
-from triptych.goodput.load.job import RequestRecord
-from triptych.goodput.load.workload import PlannedRequest
-from triptych.goodput.measure.figures import percentile
-from triptych.goodput.measure.slo import Slo
+from benchmarks.autoscale.policies import ByDemand, PoolView, Scaler
 from triptych.proxy.pool import POLL_SECONDS
 from triptych.simulator.cluster.cluster import SimulatedCluster
 from triptych.simulator.cluster.loop import VirtualLoop, VirtualTimer
-from triptych.simulator.cluster.shape import Limits, on_devices
-from triptych.simulator.costs.costs import CostModel, ModelShape
-from triptych.simulator.run import simulate
 
 #: A scaler is asked once a second.
 TICK_SECONDS = 1.0
@@ -214,87 +207,3 @@ class ElasticPDPool(ElasticPool):
             return 1
         links = self._cluster.proxy.dispatcher.pd_links
         return self._cluster.workers[address].held + (links[address].in_flight if address in links else 0)
-
-
-class BothPools:
-    """A `PoolController` of an encoder pool and a PD pool."""
-
-    def __init__(self, *pools: ElasticPool) -> None:
-        self._pools = pools
-
-    def start(self, loop: VirtualLoop, cluster: SimulatedCluster) -> None:
-        for pool in self._pools:
-            pool.start(loop, cluster)
-
-    def stop(self) -> None:
-        for pool in self._pools:
-            pool.stop()
-
-
-@dataclass(frozen=True, slots=True)
-class TrialSetup:
-    """The cluster beside its encoders, and what a good request keeps to."""
-
-    costs: CostModel
-    model: ModelShape
-    pd_workers: int
-    limits: Limits
-    slo: Slo
-
-
-@dataclass(frozen=True, slots=True)
-class TrialResult:
-    """`ttft` is the 99th percentile in seconds; `good` requests met the SLO."""
-
-    records: Sequence[RequestRecord]
-    history: PoolHistory
-    seconds: float
-    leftovers: Mapping[str, int]
-    slo: Slo
-    #: None where PD workers are not scaled.
-    pd_history: PoolHistory | None = None
-
-    @property
-    def worker_seconds(self) -> float:
-        return self.history.worker_seconds(self.seconds)
-
-    @property
-    def good(self) -> int:
-        return self.good_within(self.slo)
-
-    @property
-    def failures(self) -> int:
-        return sum(not record.ok for record in self.records)
-
-    @property
-    def ttft(self) -> float:
-        return percentile(sorted(record.ttft for record in self.records if record.ok), 99.0)
-
-    def good_within(self, slo: Slo) -> int:
-        return sum(not slo.misses(record.latencies()) for record in self.records)
-
-
-def run_trial(
-    setup: TrialSetup,
-    load: Sequence[PlannedRequest],
-    times: Sequence[float],
-    scaler: Scaler,
-    cold_start: float,
-    initial: int = 1,
-    pd_scaler: Scaler | None = None,
-) -> TrialResult:
-    """Serves the load until its last request has ended; `initial` encoders are there from the start.
-
-    PD workers are scaled from one on, or stay as many as the setup has: so does a static pool.
-    """
-    pools = [ElasticPool(scaler, cold_start, initial)]
-    if pd_scaler is not None:
-        pools.append(ElasticPDPool(pd_scaler, cold_start))
-    static = pd_scaler is None or isinstance(pd_scaler, FixedSize)
-    shape = on_devices(0, setup.pd_workers if static else 1)
-    controller = BothPools(*pools)
-    found = simulate(load, times, shape, setup.costs, setup.model, setup.limits, controller=controller)
-    histories = [pool.history for pool in pools]
-    return TrialResult(
-        found.records, histories[0], found.counters.seconds, found.leftovers, setup.slo, *histories[1:]
-    )

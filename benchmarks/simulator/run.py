@@ -30,8 +30,8 @@ NOT_MODELLED = (
 
 
 class PoolController(Protocol):
-    """What starts and drains encoders while the cluster serves: from before the first request until all have
-    ended, when nothing that repeats may be left on the loop.
+    """What starts and drains workers of a pool while the cluster serves: from before the first request until
+    all have ended, when nothing that repeats may be left on the loop.
     """
 
     def start(self, loop: VirtualLoop, cluster: SimulatedCluster) -> None: ...
@@ -80,7 +80,7 @@ def simulate(
     warm_up: int = 0,
     concurrency: int = 0,
     enough: Callable[[RequestRecord], bool] | None = None,
-    controller: PoolController | None = None,
+    controllers: Sequence[PoolController] = (),
 ) -> Simulation:
     """Sends `load` to a cluster in virtual time, until every request has ended; equal arguments give equal
     results.
@@ -89,7 +89,7 @@ def simulate(
     (seconds, ascending) are `plan_requests`' and `arrival_times`'; `warm_up` of them are marked as not
     measured. `concurrency` above 0 keeps that many requests in flight instead, whatever `times` say.
     `enough` gets every record as its request ends; once it returns True the simulation is over, and requests
-    that had not ended have no record. `controller` changes the encoders of `shape` meanwhile. `limits` are
+    that had not ended have no record. `controllers` change the workers of `shape` meanwhile. `limits` are
     the services' flags. `seed` names the pictures: which worker a key belongs to depends on it.
 
     Failures are records with their error, as from a real server ("HTTP 429: …", "timeout after …").
@@ -100,14 +100,14 @@ def simulate(
         raise ConfigError(f"{len(load)} requests have {len(times)} times: there must be one for each")
     if not load:
         raise ConfigError("a load without requests: nothing to simulate")
-    if not shape.encoders and controller is None and any(planned.pictures for planned in load):
+    if not shape.encoders and not controllers and any(planned.pictures for planned in load):
         raise ConfigError(f"shape {shape.name} has no encoder, but the load has pictures")
     loop, maker, limits = VirtualLoop(), RequestMaker(model_shape, seed), limits or Limits()
     store = SimulatedStore(limits.store_memory, 2 * costs.rpc, in_memory=shape.in_memory)
     context = SimulationContext(loop, costs, model_shape, limits, store, Counters())
     clients = _Clients(loop, maker, load, times, warm_up, concurrency, enough)
     cluster = loop.call(lambda: SimulatedCluster(context, shape, maker.items, clients.ended))
-    return clients.send_to(cluster, controller)
+    return clients.send_to(cluster, controllers)
 
 
 @dataclass(slots=True)
@@ -127,15 +127,15 @@ class _Clients:
     _over: bool = False
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def send_to(self, cluster: SimulatedCluster, controller: PoolController | None) -> Simulation:
+    def send_to(self, cluster: SimulatedCluster, controllers: Sequence[PoolController]) -> Simulation:
         """What came of the whole load."""
         self._proxy = cluster.proxy
-        if controller is not None:
+        for controller in controllers:
             controller.start(self.loop, cluster)
         for _ in range(min(self.concurrency or 1, len(self.load))):
             self._plan_next(0.0)
         self.loop.run()
-        if controller is not None:
+        for controller in controllers:
             controller.stop()
         for task in self._tasks:
             task.cancel()

@@ -40,7 +40,7 @@ from benchmarks.against_peer.rounds import (
 )
 from benchmarks.baselines.matrix import Matrix, System
 from benchmarks.baselines.tables import spread, table
-from benchmarks.result_page import RESULTS, add_write_flag, fill
+from benchmarks.result_page import RESULTS, fill
 from triptych.apps.launch.embedded_store import find_server_binary
 from triptych.base.errors import ConfigError
 from triptych.goodput.load.workload import Workload
@@ -141,12 +141,11 @@ print(json.dumps({"python": platform.python_version(), **found}))
 
 def parser() -> argparse.ArgumentParser:
     found = turns_parser(
-        __doc__, model="tiny", systems="triptych,vllm-epd,vllm", more_systems="replicas-triptych, …"
+        __doc__, RESULT, model="tiny", systems="triptych,vllm-epd,vllm", more_systems="replicas-triptych, …"
     )
     found.add_argument(
         "--packages", type=Path, help="folder with redis, hiredis, msgpack and xxhash for vLLM"
     )
-    add_write_flag(found, RESULT)
     return found
 
 

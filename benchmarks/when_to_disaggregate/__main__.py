@@ -50,7 +50,7 @@ def draw_devices() -> None:
     _, axes = plt.subplots(1, len(devices.LOADS), figsize=(8, 3.4), layout="constrained", sharey=True)
     for axis, (name, load) in zip(axes, devices.LOADS.items(), strict=True):
         for index, pd in enumerate(devices.PD_DEVICES):
-            prices = [devices.pair(load, pd, encoder).price for encoder in devices.ENCODERS]
+            prices = [devices.price(load, pd, encoder) for encoder in devices.ENCODERS]
             axis.plot(devices.ENCODERS, prices, "o", color=COLOURS[index], label=f"PD on {pd}")
         axis.axhline(1, color="#555555", linestyle=":")
         axis.set(title=name, yscale="log", xlabel="encoder")

@@ -33,21 +33,6 @@ LOADS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """Bounds in requests per second; `price`: of an encoder in PD devices, at which both cost the same."""
-
-    encoder: float
-    pd_worker: float
-    replica: float
-
-    @property
-    def price(self) -> float:
-        if not self.replica:
-            return math.inf if self.pd_worker else math.nan
-        return self.encoder * (1 / self.replica - 1 / self.pd_worker)
-
-
 def question(load: Workload, pd: str, encoder: str) -> Question:
     """Prices are the break-even's to find: none is given."""
     device = read_device(pd)
@@ -55,9 +40,12 @@ def question(load: Workload, pd: str, encoder: str) -> Question:
     return Question(load, "", SLO, device, encoder_device=unequal, repeats=1)
 
 
-def pair(load: Workload, pd: str, encoder: str) -> Pair:
-    found = estimate(question(load, pd, encoder))
-    return Pair(found.encoder, found.pd_worker, found.replica)
+def price(load: Workload, pd: str, encoder: str) -> float:
+    """Of an encoder in PD devices, at which apart and replicas cost the same."""
+    bounds = estimate(question(load, pd, encoder))
+    if not bounds.replica:
+        return math.inf if bounds.pd_worker else math.nan
+    return bounds.encoder * (1 / bounds.replica - 1 / bounds.pd_worker)
 
 
 def table() -> list[str]:
@@ -68,35 +56,9 @@ def table() -> list[str]:
     ]
     for name, load in LOADS.items():
         for pd in PD_DEVICES:
-            cells = " | ".join(f"{pair(load, pd, encoder).price:.3f}" for encoder in ENCODERS)
+            cells = " | ".join(f"{price(load, pd, encoder):.3f}" for encoder in ENCODERS)
             lines.append(f"| {name} | {pd} | {cells} |")
     return lines
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A break-even price by costs next to that of a simulated shape with whole devices."""
-
-    shape: str
-    by_costs: float
-    simulated: float
-    rate: float
-    replica: float
-
-
-def check(load: Workload, pd: str, encoder: str, pd_workers: int) -> Check:
-    """As many encoders as keep the PD workers busy, against as many replicas as PD workers."""
-    asked = question(load, pd, encoder)
-    found = estimate(asked)
-    encoders = max(1, math.ceil(pd_workers * found.pd_worker / found.encoder))
-    shape, baseline = asked.apart(encoders, pd_workers), in_step(pd_workers)
-    trials = Trials(asked)
-    rate, replicas = (trials.highest(one, load, fineness=COARSE) for one in (shape, baseline))
-    # What the shape serves more, replicas would need so many PD devices for.
-    price = pd_workers * (rate / replicas - 1) / encoders if replicas else math.nan
-    return Check(
-        f"{encoders} {encoder} + {pd_workers} {pd}", pair(load, pd, encoder).price, price, rate, replicas
-    )
 
 
 CHECKS = (
@@ -107,15 +69,27 @@ CHECKS = (
 
 
 def checks() -> list[str]:
+    """Break-even prices by costs next to those of simulated shapes with whole devices: as many encoders as
+    keep the PD workers busy, against as many replicas as PD workers.
+    """
     lines = [
         "| load | shape | requests/s | replicas of the PD workers, in-step | price by costs | simulated |",
         "|---|---|---|---|---|---|",
     ]
     for name, pd, encoder, pd_workers in CHECKS:
-        one = check(LOADS[name], pd, encoder, pd_workers)
+        load = LOADS[name]
+        asked = question(load, pd, encoder)
+        bounds, trials = estimate(asked), Trials(asked)
+        encoders = max(1, math.ceil(pd_workers * bounds.pd_worker / bounds.encoder))
+        rate, replicas = (
+            trials.highest(shape, load, fineness=COARSE)
+            for shape in (asked.apart(encoders, pd_workers), in_step(pd_workers))
+        )
+        # What the shape serves more, replicas would need so many PD devices for.
+        simulated = pd_workers * (rate / replicas - 1) / encoders if replicas else math.nan
         lines.append(
-            f"| {name} | {one.shape} | {one.rate:.2f} | {one.replica:.2f} | {one.by_costs:.3f} "
-            f"| {one.simulated:.3f} ± {ALIKE - 1:.0%} of a rate |"
+            f"| {name} | {encoders} {encoder} + {pd_workers} {pd} | {rate:.2f} | {replicas:.2f} "
+            f"| {price(load, pd, encoder):.3f} | {simulated:.3f} ± {ALIKE - 1:.0%} of a rate |"
         )
     return lines
 

@@ -18,7 +18,7 @@ from benchmarks.autoscale.policies import (
     Scaler,
     pd_work,
 )
-from benchmarks.autoscale.pool import BothPools, ElasticPDPool, ElasticPool
+from benchmarks.autoscale.pool import ElasticPDPool, ElasticPool
 from benchmarks.autoscale.traces import TRACES, requests_of
 from support.simulated import COSTS, LIMITS, MIX, MODEL, PICTURE
 from triptych.base.config import EncoderConfig
@@ -137,7 +137,7 @@ def serve(
         SLOW,
         MODEL,
         ONE_BY_ONE,
-        controller=BothPools(pool, *([] if pd is None else [pd])),
+        controllers=[pool] if pd is None else [pool, pd],
     )
     return found, pool
 
@@ -161,7 +161,7 @@ def test_the_product_asks_for_the_pd_workers_that_long_prompts_of_few_requests_f
     costs = replace(COSTS, pd=replace(COSTS.pd, prefill_token=0.01))
     load = replace(PICTURE, images=((0, 1.0),), text_tokens=100, text_quantiles=(), output_tokens=2)
     times, plans = arrival_times(Arrivals(rate=2.5), 200, 0), plan_requests(load, 200, 0)
-    simulate(plans, times, on_devices(0, 1), costs, MODEL, SETUP.limits, controller=pool)
+    simulate(plans, times, on_devices(0, 1), costs, MODEL, SETUP.limits, controllers=[pool])
     assert max(moment.desired for moment in pool.history.moments[:40]) == 4
 
 

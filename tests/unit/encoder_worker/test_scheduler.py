@@ -110,14 +110,6 @@ def test_a_new_item_is_looked_up_once_and_before_it_is_preprocessed() -> None:
     assert s.next_preparation() == "a"
 
 
-def test_an_item_without_permission_is_not_encoded() -> None:
-    s = scheduler()
-    plan(s, "a")
-    assert s.next_batch() == []
-    run(s, "a")
-    assert s.next_batch() == ["a"]
-
-
 def test_permission_before_the_media_is_kept() -> None:
     s = scheduler()
     s.add("a")

@@ -86,11 +86,3 @@ def test_min_tokens_gives_way_where_the_form_leaves_only_the_end():
     end[8] = True
     values[0, 0] = 100.0
     assert sample(values, [early]) == [8]
-
-
-@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "min_p": 0.1, "top_k": 9}])
-def test_a_row_that_is_no_numbers_leaves_the_others_alone(params):
-    values = torch.cat([torch.full((1, VOCAB), torch.nan), logits(1)])
-    tokens = sample(values, [row(**params), row()])
-    assert tokens[0] is None
-    assert tokens[1] == int(logits(1).argmax())

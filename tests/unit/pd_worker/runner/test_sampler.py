@@ -105,7 +105,13 @@ NAN, INF = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize(
-    "params", [{"temperature": 0.0}, {"temperature": 0.0, "min_tokens": 3}, {"temperature": 0.7}]
+    "params",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.0, "min_tokens": 3},
+        {"temperature": 0.7},
+        {"temperature": 1.0, "min_p": 0.1, "top_k": 9},
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("bad", [NAN, INF, "-inf throughout"])

@@ -128,6 +128,7 @@ def test_a_burst_that_found_one_encoder_is_spread_over_those_that_come() -> None
     jobs.set_encoders(slots(4))
     ended = jobs.spread(1.0)
     assert len(ended) == 30 == len(set(ended))
+    assert all(job.tries == 0 and not job.avoid for job in made)
     plan_all(jobs)
     assert where(made) == {"e0": 10, "e1": 10, "e2": 10, "e3": 10}
 
@@ -165,13 +166,6 @@ def test_nothing_moves_while_no_encoder_comes() -> None:
     assert jobs.spread(1.0) == []
     jobs.set_encoders(slots(1))
     assert jobs.spread(1.0) == []
-
-
-def test_a_move_is_no_failed_try() -> None:
-    jobs, made = burst(4)
-    jobs.set_encoders(slots(4))
-    jobs.spread(1.0)
-    assert all(job.tries == 0 and not job.avoid for job in made)
 
 
 @settings(deadline=None)

@@ -212,15 +212,6 @@ def test_a_failed_job_avoids_its_encoder_while_there_is_another() -> None:
     assert {first, job.address} == {"e1", "e2"}
 
 
-def test_a_failed_job_waits_a_little_for_the_only_encoder() -> None:
-    jobs = table()
-    jobs.want("a", "r", SPACE)
-    (job,) = started(jobs, 5.0)
-    jobs.failed(job.try_id, "a", 5.0, retryable=True)
-    assert started(jobs, 5.0) == []
-    assert started(jobs, 5.2) == [job]
-
-
 def test_a_lease_owners_job_is_joined_and_its_failure_names_the_token() -> None:
     jobs = table(1, EncoderSlot("e1", (SPACE,), 1, 1), EncoderSlot("e2", (SPACE,), 1, 1))
     jobs.want("a", "r", SPACE)
@@ -385,17 +376,18 @@ def test_without_flow_control_what_is_encoded_again_waits_for_what_came_before()
     assert [job.mm_hash for job in started(jobs)] == ["a"]
 
 
-def test_a_job_whose_only_encoder_fails_it_again_and_again_waits_longer_every_time() -> None:
-    jobs = table()
-    job, _ = jobs.want("k", "r", SPACE)
-    now, waits = 0.0, []
-    for _ in range(7):
-        (tried,) = started(jobs, now)
-        jobs.failed(tried.try_id, "k", now, retryable=True)
+def test_a_job_whose_only_encoder_fails_it_for_an_hour_waits_longer_and_is_tried_again() -> None:
+    jobs, now, waits = table(), 0.0, []
+    for request in range(2000):  # each comes before the last one's time is over: the job is never dropped
+        jobs.want("k", f"r{request}", SPACE)
+        (job,) = started(jobs, now)
+        assert jobs.failed(job.try_id, "k", now, retryable=True) is job
         assert started(jobs, now) == []
         waits.append(job.not_before - now)
         now = job.not_before
-    assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0])
+    assert waits[:7] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0])
+    assert max(waits) <= 2.0 + 1e-6
+    assert started(jobs, now) == [job]
 
 
 def test_unequal_encoders_get_equal_seconds_of_work_not_equal_numbers_of_items() -> None:
@@ -426,15 +418,3 @@ def test_an_idle_slow_encoder_gets_nothing_that_a_fast_one_does_sooner() -> None
     for index in range(5):
         jobs.want(f"{index:064x}", "r", SPACE)
     assert {action.job.address for action in jobs.pump(0.0)} == {"f"}
-
-
-def test_a_job_that_has_failed_for_an_hour_is_tried_again() -> None:
-    jobs = table()
-    now = 0.0
-    for request in range(2000):  # each comes before the last one's time is over: the job is never dropped
-        jobs.want("k", f"r{request}", SPACE)
-        (job,) = started(jobs, now)
-        assert jobs.failed(job.try_id, "k", now, retryable=True) is job
-        assert job.not_before <= now + 2.0
-        now = job.not_before
-    assert started(jobs, now) == [job]

@@ -182,14 +182,10 @@ def test_a_request_that_needs_no_tower_keeps_no_turn() -> None:
     assert table._run_turns._waiting == table._plan_turns._waiting == {}
 
 
-def test_work_of_one_tenant_keeps_its_order() -> None:
-    turns = FairTurns()
-    assert [turns.draw("a").number for _ in range(3)] == [1, 2, 3]
-
-
-def test_a_tenant_that_comes_late_is_next_but_for_one() -> None:
+def test_work_of_one_tenant_keeps_its_order_and_a_tenant_that_comes_late_is_next_but_for_one() -> None:
     turns = FairTurns()
     drawn = [turns.draw("a") for _ in range(100)]
+    assert [turn.number for turn in drawn] == [*range(1, 101)]
     turns.begin(drawn[9].number)
     assert (turns.draw("b").number, turns.draw("b").number) == (11, 12)
 

@@ -144,15 +144,6 @@ async def test_one_listener_that_takes_nothing_is_dropped_and_the_other_goes_on(
     assert feed.listeners == 0
 
 
-async def test_a_client_that_leaves_ends_its_stream() -> None:
-    feed = LiveFeed(CountingView(), places())
-    client = Client(EventsEndpoint(feed))
-    await until(lambda: client.events, "the history")
-    client.leaves.set()
-    await client.task
-    assert feed.listeners == 0
-
-
 async def test_too_many_listeners_get_429_with_a_time_to_come_back() -> None:
     client = Client(EventsEndpoint(LiveFeed(CountingView(), places(capacity=0))))
     await client.task

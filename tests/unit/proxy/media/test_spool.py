@@ -12,7 +12,7 @@ import pytest
 
 from support.data.media import content, kept_bytes
 from triptych.base.config import ProxyConfig
-from triptych.base.errors import ConfigError, InternalError, Overloaded
+from triptych.base.errors import InternalError, Overloaded
 from triptych.base.hashing import framed_digest
 from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.media import spool as media_spool
@@ -148,8 +148,3 @@ async def test_a_disk_that_fails_is_our_error_and_leaves_nothing(spool, monkeypa
     async with asyncio.timeout(10):
         while kept_bytes(spool):
             await asyncio.sleep(0.001)
-
-
-def test_a_folder_that_cannot_be_written_to_is_a_config_error(metrics: ProxyMetrics) -> None:
-    with pytest.raises(ConfigError, match="--spool-folder"):
-        MediaSpool(metrics, quotas(1, 1), folder="/nowhere")

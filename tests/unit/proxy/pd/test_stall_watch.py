@@ -61,22 +61,13 @@ def test_a_worker_whose_count_stands_still_for_the_limit_is_stalled(limit, beats
     assert last is stalled
 
 
-def test_a_count_that_changes_and_an_event_are_progress():
+def test_a_count_that_changes_an_event_and_tokens_in_lists_are_progress():
     watch = StallWatch(LIMIT)
-    for second in range(20):
-        watch.observe(beat(second))
-        assert not watch.stalled(float(second))
-    for second in range(20, 40):
-        watch.observe(beat(19))
-        watch.observe(EVENT)
-        assert not watch.stalled(float(second))
-
-
-def test_tokens_in_lists_are_progress():
-    watch = StallWatch(LIMIT)
-    for second in range(20):
-        watch.observe(beat(7))
-        watch.observe(pd_pb2.StepEvents(tokens=pd_pb2.StepTokens(request_ids=["r"])))
+    listed = pd_pb2.StepEvents(tokens=pd_pb2.StepTokens(request_ids=["r"]))
+    for second in range(60):
+        watch.observe(beat(min(second, 19)))
+        if second >= 20:
+            watch.observe(EVENT if second < 40 else listed)
         assert not watch.stalled(float(second))
 
 

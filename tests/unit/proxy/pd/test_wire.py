@@ -131,13 +131,14 @@ def beat(tokens: int = 0, **given: float) -> pd_pb2.Beat:
     return pd_pb2.Beat(count=1, patience=1.0, load=load)
 
 
-def test_the_newest_report_is_kept() -> None:
+def test_the_newest_report_is_kept_while_it_is_fresh() -> None:
     reports = LoadReports()
     assert reports.latest(0.0) is None
     reports.observe(beat(), 10.0)
     found = reports.latest(10.5)
     assert (found.running, found.waiting, found.kv_usage, found.cache_usage) == (3, 2, 0.5, 0.25)
     assert found.tokens_per_second == 0.0
+    assert reports.latest(10.0 + FRESH_SECONDS) is None
 
 
 @pytest.mark.parametrize(("tokens", "rate"), [(400, 150.0), (7, 0.0)], ids=["goes on", "started anew"])
@@ -153,12 +154,6 @@ def test_a_beat_without_a_load_is_of_an_earlier_release() -> None:
     reports = LoadReports()
     reports.observe(pd_pb2.Beat(count=1, patience=1.0), 10.0)
     assert reports.latest(10.0) is None
-
-
-def test_an_old_report_says_nothing() -> None:
-    reports = LoadReports()
-    reports.observe(beat(), 10.0)
-    assert reports.latest(10.0 + FRESH_SECONDS) is None
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 7.0])
