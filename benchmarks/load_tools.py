@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -18,9 +19,10 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
+
+from safetensors.torch import load_file, save_file
 
 from benchmarks.result_page import RESULTS, TEMPLATES, fill, page_parser, publish
 from triptych.apps.launch.model_path import DEMO_MODEL
@@ -120,7 +122,7 @@ def vllm(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
 
 
 def inference_perf(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
-    """`inference-perf`, which replays a trace with equal gaps."""
+    """`inference-perf` on a trace with equal gaps. TPOT is to the end: its own is to the last text."""
     seconds, chat = math.ceil(load.requests / load.rate), load.api == "chat/completions"
     times = [divmod(index / load.rate, 60) for index in range(load.requests)]
     lines = [f"2026-01-01 00:{minute:02.0f}:{second:09.6f},1,1\n" for minute, second in times]
@@ -134,26 +136,23 @@ def inference_perf(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
     run_tool(folder, program("inference-perf"), "-c", folder / "config.yaml")
     report = json.loads((folder / "summary_lifecycle_metrics.json").read_text())
     found, failed = report["successes"], report["failures"]["count"]
-    ttft, tpot = (found["latency"][f"time_{of}"]["mean"] for of in ("to_first_token", "per_output_token"))
     rate, tokens = found["throughput"]["requests_per_sec"], found["output_tokens"]["mean"]
-    return ToolFigures(found["count"], failed, rate, 1000 * ttft, 1000 * tpot, tokens)
+    ttft, e2e = (1000 * found["latency"][of]["mean"] for of in ("time_to_first_token", "request_latency"))
+    return ToolFigures(found["count"], failed, rate, ttft, (e2e - ttft) / (tokens - 1), tokens)
 
 
-def ours(url: str, load: ToolLoad, folder: Path, first_token: str = "chunk") -> ToolFigures:
-    """`triptych bench goodput`. By "text", TTFT and TPOT end with the first and the last chunk with text."""
+def ours(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
+    """`triptych bench goodput`."""
     run_tool(
         folder,
         *(sys.executable, "-m", "triptych.apps.cli", "bench", "goodput", "--url", url),
-        *("--arrivals", "constant", "--workload", "text", "--first-token", first_token),
+        *("--arrivals", "constant", "--workload", "text"),
         *("--text-spread", 0, "--output-spread", 0, "--images", load.images),
         *("--image-size", f"{load.side}x{load.side}", "--text-tokens", load.text_tokens),
         *("--output-tokens", load.output_tokens, "--rate", load.rate, "--requests", load.requests),
         *("--warm-up", 0, "--plots", "none", "--output", folder / "ours"),
     )
-    found = json.loads((folder / "ours.json").read_text())["windows"][0]
-    if first_token == "text":
-        found["mean_tpot_ms"] = 1000 * statistics.mean(map(sum, found["itls"])) / (load.output_tokens - 1)
-    return _named_alike(found)
+    return _named_alike(json.loads((folder / "ours.json").read_text())["windows"][0])
 
 
 def _named_alike(found: dict[str, Any]) -> ToolFigures:
@@ -166,9 +165,6 @@ Tool = Callable[[str, ToolLoad, Path], ToolFigures]
 Means = dict[str, tuple[float, float, float]]
 TOOLS: dict[str, Tool] = {"guidellm": guidellm, "aiperf": aiperf, "vllm": vllm}
 TOOLS["inference-perf"] = inference_perf
-#: Ours by the two ways in which tools take times: vLLM's, to the first and last chunk of any kind, and the
-#: others', to those with text.
-BY_CHUNK, BY_TEXT = "triptych bench", "triptych bench --first-token text"
 
 
 def program(name: str) -> Path:
@@ -184,10 +180,10 @@ def run_tool(folder: Path, *words: object) -> None:
 
     HF_HUB_OFFLINE is not set: with it AIPerf takes the tokenizer's folder for a name.
     """
-    environment = {name: value for name, value in os.environ.items() if not name.endswith("_OFFLINE")}
     with subprocess.Popen(
         [str(word) for word in words],
-        cwd=folder, env=environment | {"HOME": str(folder)}, stdin=subprocess.DEVNULL,
+        cwd=folder, stdin=subprocess.DEVNULL,
+        env={n: v for n, v in os.environ.items() if not n.endswith("_OFFLINE")} | {"HOME": str(folder)},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     ) as process:  # fmt: skip
         try:
@@ -200,45 +196,50 @@ def run_tool(folder: Path, *words: object) -> None:
         raise RuntimeError(f"{words[0]}: {process.returncode}\n{said[-3000:]}")
 
 
-def page(load: ToolLoad, rounds: list[Means], commands: str) -> str:
-    """The table: of every tool the median of the rounds, and median and range of its ratios to our own."""
+def page(load: ToolLoad, rounds: list[Means], tools: str) -> str:
+    """The table: of every tool the median of the rounds, and median and range of its ratios to ours."""
     lines = []
     for name in rounds[0]:
         words = [name]
         for place in range(3):
             values = [means[name][place] for means in rounds]
-            own = BY_CHUNK if name in (BY_CHUNK, "vllm") else BY_TEXT
-            ratios = [means[name][place] / means[own][place] for means in rounds]
+            ratios = [means[name][place] / means["triptych bench"][place] for means in rounds]
             words.append(f"{statistics.median(values):.2f}")
             words.append(f"**{statistics.median(ratios):.3f}** ({min(ratios):.3f} – {max(ratios):.3f})")
         lines.append(f"| {' | '.join(words)} |")
-    return fill("load_tools", rows="\n".join(lines), rounds=len(rounds), commands=commands, **asdict(load))
+    return fill("load_tools", rows="\n".join(lines), rounds=len(rounds), tools=tools, **asdict(load))
+
+
+def endless_model(folder: Path) -> Path:
+    """A copy of the demo model whose special tokens score 0: it never ends, and all its tokens have text."""
+    file = shutil.copytree(DEMO_MODEL, folder / "demo") / "model.safetensors"
+    weights = load_file(file)
+    weights["model.language_model.embed_tokens.weight"][647:] = 0  # <|endoftext|> and after
+    save_file(weights, file, {"format": "pt"})
+    return file.parent
 
 
 def main() -> int:
-    given = ToolLoad()
-    parser = page_parser(__doc__, RESULT, rounds=3, rate=given.rate, requests=given.requests)
+    parser = page_parser(__doc__, RESULT, rounds=3, rate=2.0, requests=40, text=1024)
     parser.add_argument("--tools", default=",".join(TOOLS), help="some of them")
     options = parser.parse_args()
-    load = ToolLoad(requests=options.requests, rate=options.rate)
+    load = ToolLoad(requests=options.requests, rate=options.rate, text_tokens=options.text)
     chosen = {name: TOOLS[name] for name in options.tools.split(",")}
-    systems: dict[str, Tool] = {BY_CHUNK: ours, BY_TEXT: partial(ours, first_token="text"), **chosen}
-    rounds = list[Means]()
-    cluster_of = launched(parse_shape("1E1PD"), "", ("--kv-memory", "64MiB"))
-    with cluster_of as cluster, step("turns", options.rounds * len(systems)) as turns:
-        for turn in range(options.rounds + 1):  # the first round warms the server and every tool's caches
-            means: Means = {}
-            for name, tool in systems.items():
-                with tempfile.TemporaryDirectory(prefix="load-tools-") as folder:
-                    found = tool(cluster.url, load, Path(folder))
-                if found.completed != load.requests:
-                    raise RuntimeError(f"{name}: {found}")
-                means[name] = (found.rate, found.ttft, found.tpot)
-                turns.advance(int(turn > 0), note=f"{name}: {found}")
-            rounds += [means] if turn else []
-    command = f"--tools {options.tools} --rounds {options.rounds} --rate {load.rate:g} "
-    command += f"--requests {load.requests} --write"
-    publish(page(load, rounds, command), RESULT, write=options.write)
+    systems, rounds = {"triptych bench": ours, **chosen}, list[Means]()
+    with tempfile.TemporaryDirectory() as home:
+        cluster_of = launched(parse_shape("1E1PD"), str(endless_model(Path(home))), ("--kv-memory", "64MiB"))
+        with cluster_of as cluster, step("turns", options.rounds * len(systems)) as turns:
+            for turn in range(options.rounds + 1):  # the first round warms the server and every tool's caches
+                means: Means = {}
+                for name, tool in systems.items():
+                    with tempfile.TemporaryDirectory(prefix="load-tools-") as folder:
+                        found = tool(cluster.url, load, Path(folder))
+                    if found.completed != load.requests:
+                        raise RuntimeError(f"{name}: {found}")
+                    means[name] = (found.rate, found.ttft, found.tpot)
+                    turns.advance(int(turn > 0), note=f"{name}: {found}")
+                rounds += [means] if turn else []
+    publish(page(load, rounds, options.tools), RESULT, write=options.write)
     return 0
 
 

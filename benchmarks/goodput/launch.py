@@ -167,7 +167,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-_SHORT, _LONG = 8, 40
+_SHORT, _LONG = 8, 136
 _PATIENCE = 120.0
 
 

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from PIL import Image
+from tokenizers import Tokenizer
 
+from triptych.apps.launch.model_path import DEMO_MODEL
 from triptych.base.errors import ConfigError
+from triptych.goodput import launch
 from triptych.goodput.load import pictures
 from triptych.goodput.load.azure_lmm import IMAGES, TEXT_TOKENS, lmm_workload, read_azure_csv
+from triptych.goodput.load.job import Target
 from triptych.goodput.load.pictures import CONTENTS, PHOTOGRAPHS, draw
+from triptych.goodput.load.words import text
 from triptych.goodput.load.workload import (
     KINDS,
     Arrivals,
     Picture,
+    PlannedRequest,
     Workload,
     arrival_times,
     check_workload,
@@ -198,3 +205,18 @@ def test_a_bad_line_of_a_trace_is_named(tmp_path, line):
     path.write_text('{"time": 0, "text_tokens": 1, "output_tokens": 1}\n' + line)
     with pytest.raises(ConfigError, match="line 2"):
         read_trace(path)
+
+
+def test_texts_have_about_as_many_tokens_as_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+
+    def tokens(words: str) -> int:
+        return len(tokenizer.encode(words).ids)
+
+    async def counted(target: Target, planned: list[PlannedRequest]) -> list[int]:
+        return [9 + tokens(text(one.text_tokens, one.seed)) for one in planned]
+
+    monkeypatch.setattr(launch, "_prompt_tokens", counted)
+    words_per_token = launch.calibrate(Target("http://127.0.0.1:1", "demo"))
+    found = [tokens(text(512, seed, words_per_token)) for seed in range(20)]
+    assert statistics.mean(found) == pytest.approx(512, rel=0.03)
