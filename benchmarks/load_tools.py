@@ -70,11 +70,12 @@ def guidellm(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
     texts = f"kind=synthetic_text,prompt_tokens={load.text_tokens},output_tokens={load.output_tokens}"
     run_tool(
         folder,
-        *(program("guidellm"), "run", "--disable-console-interactive"),
+        # Its ten processes would take two cores from the server.
+        *("env", "GUIDELLM__MAX_WORKER_PROCESSES=1", program("guidellm"), "run"),
         *("--backend", f"kind=openai_http,target={url},request_format=/v1/{load.api}"),
         *("--tokenizer", f"kind=huggingface_auto,model={DEMO_MODEL}"),
-        *("--data", texts, *pictures, "--profile", f"kind=constant,rate={load.rate}"),
-        *("--constraint", f"kind=max_requests,count={load.requests}"),
+        *("--data", texts, *pictures, "--profile", f"kind=constant,rate={load.rate}", "--constraint"),
+        *(f"kind=max_requests,count={load.requests}", "--disable-console-interactive"),
         *("--output", f"kind=json,path={folder / 'guidellm.json'}"),
     )
     found = json.loads((folder / "guidellm.json").read_text())["benchmarks"][0]["metrics"]
