@@ -31,7 +31,8 @@ async def test_the_second_user_of_an_image_costs_no_tower_call(families):
     assert second.token_ids == first.token_ids
     assert families.cluster.total("encoder", "triptych_encoder_tower_items_total") == before
     assert first.timings["items"][0]["cache"] == "encoded"
-    assert second.timings["items"][0]["cache"] == "store"
+    # "pd" where the store's answer was late: its PD worker still holds the item.
+    assert second.timings["items"][0]["cache"] in ("store", "pd")
 
 
 async def test_chunking_prefix_hits_and_batches_really_occurred(families):
