@@ -85,7 +85,7 @@ def checks() -> list[str]:
             trials.highest(shape, load, fineness=COARSE)
             for shape in (asked.apart(encoders, pd_workers), in_step(pd_workers))
         )
-        # What the shape serves more, replicas would need so many PD devices for.
+        # The PD devices that replicas would need to serve the difference.
         simulated = pd_workers * (rate / replicas - 1) / encoders if replicas else math.nan
         lines.append(
             f"| {name} | {encoders} {encoder} + {pd_workers} {pd} | {rate:.2f} | {replicas:.2f} "

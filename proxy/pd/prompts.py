@@ -15,8 +15,8 @@ from triptych.proxy.requests.lifecycle import Lifecycle
 class PDWork:
     """What one proxy's requests ask of the PD workers now.
 
-    Of the requests `in_flight` those `unplaced` are at no worker. `kv_usage` is what they fill of KV caches,
-    in whole ones, and `prompts` those that are not computed yet, in tokens as items are in patches.
+    Of the requests `in_flight`, `unplaced` ones are at no worker. `kv_usage` is the number of whole KV caches
+    that they fill. `prompts` are those not prefilled yet; their sizes are tokens.
     """
 
     in_flight: int = 0
@@ -46,9 +46,9 @@ class PromptWork:
 
 
 def outstanding_prompts(prompts: Iterable[tuple[int | None, str]]) -> Outstanding:
-    """Of each prompt its tokens, None where nobody knows, and its worker's address, empty for none.
+    """The prompts not prefilled yet: of each its tokens (None: unknown) and its worker ("": none).
 
-    One that is behind another one at its worker, or at none, waits.
+    A prompt waits if it has no worker or another prompt is before it there.
     """
     busy = {""}
 
@@ -61,8 +61,10 @@ def outstanding_prompts(prompts: Iterable[tuple[int | None, str]]) -> Outstandin
 
 
 def kv_share(in_flight: int, report: PDLoadReport | None) -> float:
-    """Of a worker's KV cache, what so many of its requests fill; nothing where it has one alone, which no
-    further worker would share."""
+    """The fraction of a worker's KV cache that `in_flight` of its requests use, an equal share for each.
+
+    0 for a worker with a single request: no further worker would share it.
+    """
     if report is None or (requests := max(report.running + report.waiting, in_flight)) <= 1:
         return 0.0
     return report.kv_usage * in_flight / requests

@@ -164,7 +164,7 @@ def pd_workers(demand: PoolDemand, ready: int) -> int:
 
 
 def at_workers(*prompts: tuple[int | None, str]) -> PDWork:
-    """Requests whose prompts, of so many tokens, are at a worker, or at none, and not computed yet."""
+    """Requests with prompts of these token counts, not prefilled yet, at a worker or at none."""
     unplaced = sum(not address for _, address in prompts)
     return PDWork(len(prompts), unplaced, 0.0, outstanding_prompts(prompts))
 
