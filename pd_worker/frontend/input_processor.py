@@ -91,7 +91,7 @@ class InputProcessor:
         resume = message.resume if message.HasField("resume") else None
         if message.HasField("pooling"):
             return self._pooled(message, arrival, plans, resume)
-        if not self._pooling.generates:
+        if self._pooling.task != "generate":
             raise InvalidRequest(
                 "this model generates nothing: use POST /v1/embeddings or /v1/rerank", param="model"
             )

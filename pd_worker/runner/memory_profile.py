@@ -12,7 +12,7 @@ from triptych.base.machine.device import DeviceMemory
 from triptych.base.machine.resources import available_memory
 from triptych.models.base import DecoderSide
 from triptych.models.recurrent import RecurrentStates
-from triptych.pd_worker.attention.backends import backend_on, gathers
+from triptych.pd_worker.attention.attention import backend_on, gathers
 from triptych.pd_worker.attention.metadata import (
     AttentionMetadata,
     CrossSpan,
