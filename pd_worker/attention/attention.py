@@ -21,8 +21,13 @@ from triptych.models.geometry import LayerRule
 from triptych.pd_worker.attention.block_attention import attend_in_blocks
 from triptych.pd_worker.attention.cpu_attention import attend_on_cpu
 from triptych.pd_worker.attention.gathered_attention import attend_gathered
-from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
-from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
+from triptych.pd_worker.attention.metadata import (
+    AttentionMetadata,
+    CrossSpan,
+    CrossTables,
+    PagedKVCache,
+    PrefillSpan,
+)
 
 __all__ = [
     "ATTENTION_NAME",

@@ -17,9 +17,9 @@ from triptych.pd_worker.attention.metadata import (
     AttentionMetadata,
     CrossSpan,
     CrossTables,
+    PagedKVCache,
     PrefillSpan,
 )
-from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.item_limits import max_embeddings, parse_item_limits
 from triptych.pd_worker.runner.capacity import (
     auto_states,
