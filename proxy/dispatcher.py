@@ -31,9 +31,9 @@ from triptych.proxy.events import (
 )
 from triptych.proxy.http.endpoint import CURRENT_DELIVERY
 from triptych.proxy.http.refusals import CURRENT_ARRIVAL
+from triptych.proxy.loads import PDWork, PromptWork, kv_share, outstanding_prompts
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.media.source import MediaSource
-from triptych.proxy.pd.prompts import PDWork, PromptWork, kv_share, outstanding_prompts
 from triptych.proxy.pd.router import PDRouter
 from triptych.proxy.ports import Link, Transport
 from triptych.proxy.quotas.quota import Hold

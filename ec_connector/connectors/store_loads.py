@@ -17,6 +17,7 @@ from typing import ParamSpec, TypeVar
 from triptych.base.log import log_fields, short
 from triptych.base.types import EmbeddingSource, ItemPlan
 from triptych.ec_connector.base import ECTransferConfig, EncoderCacheMap, EncoderOutput
+from triptych.ec_connector.connectors.direct_path import DirectLoads
 from triptych.ec_connector.connectors.host_buffers import (
     DeviceCopier,
     HostBuffer,
@@ -24,7 +25,6 @@ from triptych.ec_connector.connectors.host_buffers import (
     PinnedMemory,
     PinnedPool,
 )
-from triptych.ec_connector.connectors.direct_path import DirectLoads
 from triptych.ec_connector.metadata import Fetch, LoadId, Reports
 from triptych.store.bulk import Loaded, LoadResult, Missing, ScatterBuffer
 from triptych.store.control import StoreRefused, StoreUnavailable

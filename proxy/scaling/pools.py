@@ -9,16 +9,17 @@ from collections.abc import Iterable
 from triptych.base.config.proxy import ScalingConfig
 from triptych.base.scaling import PoolDemand, ScalingRules, WorkerGroup
 from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.encoders.loads import (
+from triptych.proxy.loads import (
     FAST_SECONDS,
     MIN_WORK,
     SLOW_SECONDS,
     ArrivedItems,
     Items,
     Outstanding,
+    PDWork,
+    PromptWork,
     WorkModel,
 )
-from triptych.proxy.pd.prompts import PDWork, PromptWork
 from triptych.proxy.pd.router import DEFAULT_SEQS
 from triptych.proxy.workers import KnownWorkers
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from triptych.proxy.encoders.job import EncoderJob, JobState
-from triptych.proxy.encoders.loads import (
+from triptych.proxy.loads import (
     FAST_SECONDS,
     MAX_KINDS,
     SLOW_SECONDS,
