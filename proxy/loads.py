@@ -1,4 +1,4 @@
-"""Outstanding work: items at encoders and prompts at PD workers, the seconds that each takes, and what arrives."""
+"""Outstanding work: items at encoders, prompts at PD workers, the seconds that they take, and what arrives."""
 
 from __future__ import annotations
 
