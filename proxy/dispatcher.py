@@ -19,6 +19,7 @@ from triptych.proxy.auth.limits import CURRENT, Session
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Output
 from triptych.proxy.call.validation import ModelKind
 from triptych.proxy.encoders.job_runner import JobRunner
+from triptych.proxy.encoders.loads import PDWork, PromptWork, kv_share, outstanding_prompts
 from triptych.proxy.events import (
     Admitted,
     ClientLeft,
@@ -31,7 +32,6 @@ from triptych.proxy.events import (
 )
 from triptych.proxy.http.endpoint import CURRENT_DELIVERY
 from triptych.proxy.http.refusals import CURRENT_ARRIVAL
-from triptych.proxy.loads import PDWork, PromptWork, kv_share, outstanding_prompts
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.media.source import MediaSource
 from triptych.proxy.pd.router import PDRouter

@@ -17,8 +17,8 @@ from triptych.base.types import ItemPlan
 from triptych.protos import encoder_pb2
 from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, ItemSource, StartPlan, StartRun
 from triptych.proxy.encoders.job_table import EncoderJobTable
+from triptych.proxy.encoders.loads import ArrivedItems, WorkModel, tower_patches
 from triptych.proxy.events import ItemPlanned, ItemReady, JobFailed, JobReady, JobRetried, StoreEpoch
-from triptych.proxy.loads import ArrivedItems, WorkModel, tower_patches
 from triptych.proxy.ports import JobFailure, JobStream, RequestEvents, Transport
 from triptych.proxy.routing import MAX_LOSSES
 from triptych.proxy.workers import KnownWorkers

@@ -32,7 +32,7 @@ from triptych.proxy.encoders.job import (
     StartRun,
 )
 from triptych.proxy.encoders.known_items import KnownItems
-from triptych.proxy.loads import EncoderLoads, Outstanding, WorkModel, sooner_elsewhere
+from triptych.proxy.encoders.loads import EncoderLoads, Outstanding, WorkModel, sooner_elsewhere
 from triptych.proxy.routing import MAX_LOSSES, EncoderLoad, PDLoad, Suspects, choose_encoder
 
 

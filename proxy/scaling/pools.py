@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from triptych.base.config.proxy import ScalingConfig
 from triptych.base.scaling import PoolDemand, ScalingRules, WorkerGroup
 from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.loads import (
+from triptych.proxy.encoders.loads import (
     FAST_SECONDS,
     MIN_WORK,
     SLOW_SECONDS,

@@ -11,7 +11,7 @@ from support.hostile.operations import operations
 from triptych.base.types import ItemPlan
 from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobQueue, JobState, StartPlan, StartRun
 from triptych.proxy.encoders.job_table import EncoderJobTable
-from triptych.proxy.loads import WorkModel
+from triptych.proxy.encoders.loads import WorkModel
 
 SPACE = "n"
 ITEMS_OF_A_REQUEST = 16

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from triptych.base.types import ItemPlan
 from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobState, StartPlan, StartRun
 from triptych.proxy.encoders.job_table import EncoderJobTable
-from triptych.proxy.loads import WorkModel
+from triptych.proxy.encoders.loads import WorkModel
 
 SPACE = "n"
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from triptych.proxy.encoders.job import EncoderJob, JobState
-from triptych.proxy.loads import (
+from triptych.proxy.encoders.loads import (
     FAST_SECONDS,
     MAX_KINDS,
     SLOW_SECONDS,

@@ -1,16 +1,16 @@
-"""Outstanding work: items at encoders, prompts at PD workers, the seconds that they take, and what arrives."""
+"""Outstanding work: items at encoders, prompts at PD workers, the seconds they take, and what arrives."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from triptych.base.types import ItemPlan
 from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobState
 from triptych.proxy.events import Admitted, Finished
 from triptych.proxy.ports import PDLoadReport
-from triptych.proxy.requests.lifecycle import Lifecycle
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,6 +381,13 @@ class PDWork:
     prompts: Outstanding = field(default_factory=Outstanding)
 
 
+class HasPrompt(Protocol):
+    """A request's latest attempt, and its prompt once a PD worker has admitted it."""
+
+    attempt: int
+    prompt_token_ids: tuple[int, ...] | None
+
+
 class PromptWork:
     """Seconds of a prompt by its tokens, for each kind of worker as they report, and the prompts that arrive.
 
@@ -391,7 +398,7 @@ class PromptWork:
         self.model = WorkModel()
         self.arrived = ArrivedItems()
 
-    def observe(self, request: Lifecycle, event: Admitted | Finished, kind: str, now: float) -> None:
+    def observe(self, request: HasPrompt, event: Admitted | Finished, kind: str, now: float) -> None:
         """An event of a request at a worker of this kind, before the request has it."""
         if event.attempt != request.attempt:
             return
