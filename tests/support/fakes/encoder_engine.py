@@ -14,7 +14,7 @@ from PIL import Image
 from support.fakes.fake_connector import RecordingWorker, fake_transfer
 from triptych.base.cpu.step_pacer import StepPacer
 from triptych.base.types import ItemPlan
-from triptych.ec_connector.connectors.memory import OutputCache
+from triptych.ec_connector.base import OutputCache
 from triptych.encoder_worker.engine import BatchDone, EncoderEngine, EngineEvent, TowerItem
 from triptych.models.base import EncoderSide, PreparedItem
 

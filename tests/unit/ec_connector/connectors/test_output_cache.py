@@ -9,9 +9,9 @@ import torch
 
 from support.data.items import make_plan
 from triptych.base.types import EmbeddingSource, ItemPlan, MMFeature, Placement
-from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput, Presence
-from triptych.ec_connector.connectors.memory import MemoryStore, OutputCache
-from triptych.ec_connector.connectors.served_outputs import NotFiniteError, ServedOutputs
+from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput, OutputCache, Presence
+from triptych.ec_connector.connectors.direct_path import NotFiniteError, ServedOutputs
+from triptych.ec_connector.connectors.memory import MemoryStore
 from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
 from triptych.store.codec import PendingHead, encode_head, write_id_of

@@ -21,7 +21,7 @@ from support.fakes.encoder_jobs import (
 )
 from support.waiting import until
 from triptych.base.errors import InvalidRequest
-from triptych.ec_connector.connectors.memory import OutputCache
+from triptych.ec_connector.base import OutputCache
 from triptych.encoder_worker.engine import BatchDone
 from triptych.encoder_worker.job_spec import ItemFormat
 from triptych.encoder_worker.jobs import loop as module

@@ -12,7 +12,7 @@ import torch
 
 from support.engine.engine_requests import bare_decoder, make_cross, make_request
 from support.graphs import Operators
-from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
+from triptych.pd_worker.attention.metadata import PagedKVCache
 from triptych.pd_worker.core.kv_cache.block_pool import PrefixChain
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import BlockCopy
 from triptych.pd_worker.core.outputs import ScheduledChunk

@@ -7,7 +7,14 @@ from triptych.base.types import ItemPlan, PDTimings, Usage
 from triptych.proxy.call.chat import Started
 from triptych.proxy.encoders.job import EncoderSlot, StartPlan
 from triptych.proxy.encoders.job_table import EncoderJobTable
-from triptych.proxy.encoders.loads import ArrivedItems, WorkModel
+from triptych.proxy.encoders.loads import (
+    ArrivedItems,
+    PDWork,
+    PromptWork,
+    WorkModel,
+    kv_share,
+    outstanding_prompts,
+)
 from triptych.proxy.events import (
     Admitted,
     Fetched,
@@ -18,7 +25,6 @@ from triptych.proxy.events import (
     LookedUp,
     Lost,
 )
-from triptych.proxy.pd.prompts import PDWork, PromptWork, kv_share, outstanding_prompts
 from triptych.proxy.ports import PDLoadReport
 from triptych.proxy.requests.lifecycle import Lifecycle
 from triptych.proxy.scaling.policy import Observation, ScalingState, decide
