@@ -50,9 +50,7 @@ def overlap(engine: ModellessEngine) -> OverlapStats:
     return engine.scheduler.collect_stats().overlap
 
 
-def test_a_prompt_is_prefilled_up_to_its_first_missing_item_and_then_goes_on_from_there(
-    waiting: ModellessEngine,
-) -> None:
+def test_a_prompt_is_prefilled_up_to_its_first_missing_item_and_then_goes_on_from_there(waiting):
     assert steps(waiting) == [[("a", 0, 4)]], "the text before the first item"
     waiting.arrive(CAT)
     assert steps(waiting) == [[("a", 4, 16)]]
