@@ -316,7 +316,7 @@ class ModellessEngine:
 Make = Callable[..., ModellessEngine]
 
 
-def publish(store: dict[str, EncoderOutput], *features: MMFeature) -> None:
+def publish(store: MemoryStore, *features: MMFeature) -> None:
     """Puts made-up rows of these items into an in-process store."""
     for feature in features:
         plan = feature.plan

@@ -253,7 +253,7 @@ def _dies(tower: Tower, *, thread_per_batch: bool) -> Bench:
     with bench:
         bench.encode([item("a"), item("b")])
         assert dead.wait(30)
-    assert bench.engine.beat.dead
+        assert bench.engine.beat.dead
     return bench
 
 
