@@ -71,15 +71,13 @@ def test_there_is_a_worker_for_every_five_that_wait() -> None:
     assert max(sizes[:40]) == sizes[300] == 3 and sizes[-1] == 1
 
 
-def follow_concurrency(
-    items: Callable[[int], int], seconds: int, workers: int = 1, ready_after: int = 0
-) -> list[int]:
+def follow_concurrency(items: Callable[[int], int], seconds: int) -> list[int]:
     """The desired pods of every second for `items` at that second, where a pod may have 8."""
-    scaler, sizes = Concurrency(0, 50), []
+    scaler, sizes, pods = Concurrency(0, 50), [], 1
     for now in range(seconds):
-        busy = {f"e{index}": 0.0 for index in range(workers)}
-        workers = scaler.desired(PoolView(now, 0, busy, items(now), items(now)))
-        sizes.append(workers)
+        busy = {f"e{index}": 0.0 for index in range(pods)}
+        pods = scaler.desired(PoolView(now, 0, busy, items(now), items(now)))
+        sizes.append(pods)
     return sizes
 
 

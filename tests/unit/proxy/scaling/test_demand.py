@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from support.data.items import bare_plan
 from triptych.base.scaling import PoolDemand, ScalingRules, WorkerGroup
 from triptych.base.types import ItemPlan, PDTimings, Usage
 from triptych.proxy.call.chat import Started
@@ -52,8 +53,7 @@ class Proxy:
     def plan(self, rows: int) -> None:
         for action in self.table.pump(0.0):
             if isinstance(action, StartPlan):
-                plan = ItemPlan(action.job.mm_hash, SPACE, "image", rows, 1, "float32", rows)
-                self.table.planned(action.job.try_id, plan)
+                self.table.planned(action.job.try_id, bare_plan(action.job.mm_hash, rows))
                 self.arrived.resize(action.job, rows, 100.0)
 
     def demand(self, unbound: int = 0) -> PoolDemand:
