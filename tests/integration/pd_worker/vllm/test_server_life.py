@@ -88,6 +88,7 @@ async def test_the_worker_reports_the_servers_kv_cache_and_the_seconds_of_prompt
     server.kv_usage, server.scripts = (0.25, 0.75), [hangs(1)]
     await served.client.submit(served.client.message("r1", "hello", **SAMPLING))
     await served.client.until("r1", tokens=1)
+    assert not served.worker.engine._prefills._states, "its prompt is done"
     async with asyncio.timeout(20):
         while not served.worker._load().kv_usage:
             await asyncio.sleep(0.01)
