@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks.against_peer.loads import FIGURES, LOADS, OTHERS_LIMIT, WORKLOADS, Load, Turn, quiet, ratios
@@ -21,12 +22,11 @@ from benchmarks.against_peer.rounds import (
     matrix_of,
     measure_turns,
     publish_turns,
-    run_command,
     systems_of,
     turns_parser,
 )
-from benchmarks.baselines.tables import number, spread, table
-from benchmarks.result_page import RESULTS, fill
+from benchmarks.baselines.runner import run_command
+from benchmarks.result_page import RESULTS, fill, number, spread, table
 from triptych.goodput.report.display import Display
 
 _COMMAND = "python -m benchmarks against_peer PEER --results DIR"
@@ -167,9 +167,11 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
-    return run_command(options, measure, lambda: publish_turns(options, page, reached, RESULT))
+    return run_command(partial(_measure, options))
 
 
-def measure(options: argparse.Namespace, display: Display) -> bool:
+def _measure(options: argparse.Namespace, display: Display) -> bool:
+    if options.peer is None:
+        return publish_turns(options, page, reached, RESULT)
     matrix = matrix_of(options.model, options.peer.resolve())
     return measure_turns(options, display, matrix, systems_of(matrix, options.before), LOADS, WORKLOADS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +14,6 @@ from typing import TypeVar
 
 import msgspec
 from msgspec import structs
-from rich.console import Console
 
 from benchmarks.against_peer.loads import Load, Turn, decode_step, quiet, seed_of, turn
 from benchmarks.baselines.cell import chosen
@@ -287,31 +285,12 @@ def turns_parser(
     return found
 
 
-def run_command(
-    options: argparse.Namespace,
-    measure: Callable[[argparse.Namespace, Display], bool],
-    finish: Callable[[], None],
-) -> int:
-    """Measures, or without a peer makes the page: 0 when all of it was done, 1 when not, 2 for bad input."""
-    # Servers end with this process, by SIGTERM too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    display = Display(Console(soft_wrap=True))
-    try:
-        if options.peer is not None:
-            return 0 if measure(options, display) else 1
-        finish()
-    except ConfigError as error:
-        display.warn(str(error))
-        return 2
-    return 0
-
-
 def publish_turns(
     options: argparse.Namespace,
     page: Callable[[Sequence[Turn]], str],
     reached: Callable[[Sequence[Turn]], Mapping[str, Mapping[str, float]]],
     result: Path,
-) -> None:
+) -> bool:
     """The page of all turns that are kept, and with --write the targets they answer."""
     turns = kept(sorted(options.results.glob("*.jsonl")), Turn)
     publish(page(turns), result, write=options.write)
@@ -320,6 +299,7 @@ def publish_turns(
         commits = ", ".join(sorted({turn.commit for turn in ours}))
         for name, figures in reached(turns).items():
             record(name, figures, result, made_at=commits, date=max(turn.date for turn in ours)[:10])
+    return True
 
 
 def measure_turns(

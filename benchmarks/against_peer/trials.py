@@ -17,7 +17,7 @@ import msgspec
 from benchmarks.against_peer.rounds import REPLICA_PORTS, ROOT, replicas, systems_of, triptych, vllm_server
 from benchmarks.baselines.matrix import Matrix, System
 from benchmarks.baselines.servers import Server
-from benchmarks.baselines.tables import spread
+from benchmarks.result_page import spread
 from triptych.goodput.load.payload import data_url
 from triptych.goodput.load.words import text
 from triptych.goodput.load.workload import Picture

@@ -30,7 +30,7 @@ class Cell:
         return f"{self.kind}.{self.load}.{self.system}.{self.repeat}"
 
 
-def plan_cells(matrix: Matrix, repeats: int = 0) -> list[Cell]:
+def plan_cells(matrix: Matrix) -> list[Cell]:
     """In the order of measuring: cut off anywhere, every system has had as many turns as its neighbours.
 
     The capacity that the fixed rates come from is measured first, in all its repeats; then repeat by repeat,
@@ -41,7 +41,7 @@ def plan_cells(matrix: Matrix, repeats: int = 0) -> list[Cell]:
         for cells in matrix.cells
         for load in cells.loads
         for system in cells.systems
-        for repeat in range(repeats or cells.repeats or matrix.repeats)
+        for repeat in range(matrix.repeats)
     }
     loads, systems = list(matrix.loads), [system.name for system in matrix.system]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from benchmarks.baselines.cell import Cell, seed_of
@@ -74,7 +74,7 @@ def settings_of(matrix: Matrix, cell: Cell, target: Target, seed: int, rate: flo
     )
 
 
-def rate_of(matrix: Matrix, cell: Cell, finished: Sequence[Found]) -> float | None:
+def rate_of(matrix: Matrix, cell: Cell, finished: Collection[JsonObject]) -> float | None:
     """None for a closed loop. CellFailed when what the rate comes from is not measured."""
     if cell.kind == "capacity":
         return None
@@ -152,14 +152,13 @@ def without_bulk(window: JsonObject, short: bool) -> JsonObject:
     return kept | ({"first_error": errors[0]} if short and errors else {})
 
 
-Found = JsonObject
 #: A search begins below a rate that was not sustained, and at one that was.
 _BELOW = 0.6
 #: Seconds, before a cell of the kind has been finished.
 FIRST_GUESS = {"capacity": 45.0, "fixed": 90.0, "search": 420.0}
 
 
-def done_cells(finished: Sequence[Found], **wanted: str) -> list[Found]:
+def done_cells(finished: Collection[JsonObject], **wanted: str) -> list[JsonObject]:
     """Those that are measured, of the `wanted` kind, load and system."""
     return [
         found
@@ -168,7 +167,7 @@ def done_cells(finished: Sequence[Found], **wanted: str) -> list[Found]:
     ]
 
 
-def fixed_rate(matrix: Matrix, load: str, finished: Sequence[Found]) -> float | None:
+def fixed_rate(matrix: Matrix, load: str, finished: Collection[JsonObject]) -> float | None:
     """Requests per second for every system and repeat alike; None while there is no capacity.
 
     A rate that a fixed cell has been measured with stays, whatever capacities come later.
@@ -184,7 +183,7 @@ def fixed_rate(matrix: Matrix, load: str, finished: Sequence[Found]) -> float | 
     return statistics.median(capacities) * matrix.fixed.share if capacities else None
 
 
-def search_start(matrix: Matrix, cell: Cell, finished: Sequence[Found]) -> float | None:
+def search_start(matrix: Matrix, cell: Cell, finished: Collection[JsonObject]) -> float | None:
     """The first rate of a search: what this system did at the fixed rate says on which side to begin."""
     rate = fixed_rate(matrix, cell.load, finished)
     if rate is None:
@@ -199,7 +198,7 @@ def window_requests(matrix: Matrix, rate: float) -> int:
     return max(min(matrix.fixed.requests, round(rate * matrix.fixed.seconds)), 5)
 
 
-def estimate(cell: Cell, finished: Sequence[JsonObject]) -> float:
+def estimate(cell: Cell, finished: Collection[JsonObject]) -> float:
     """Seconds: the median of finished cells of the kind on this load by this system, on this load, of the
     kind; whichever there is first."""
     wanted = {"kind": cell.kind, "load": cell.load, "system": cell.system}
@@ -211,13 +210,5 @@ def estimate(cell: Cell, finished: Sequence[JsonObject]) -> float:
     return FIRST_GUESS[cell.kind]
 
 
-def seconds_left(cells: Iterable[Cell], finished: Sequence[JsonObject]) -> float:
+def seconds_left(cells: Iterable[Cell], finished: Collection[JsonObject]) -> float:
     return sum(estimate(cell, finished) for cell in cells)
-
-
-def format_duration(seconds: float) -> str:
-    """ "1 h 05 min", "12 min", "40 s"."""
-    minutes = round(seconds / 60)
-    if minutes >= 60:
-        return f"{minutes // 60} h {minutes % 60:02d} min"
-    return f"{minutes} min" if seconds >= 90 else f"{seconds:.0f} s"

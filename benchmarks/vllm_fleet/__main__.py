@@ -34,13 +34,12 @@ from benchmarks.against_peer.rounds import (
     measure_turns,
     publish_turns,
     replicas,
-    run_command,
     turns_parser,
     vllm_server,
 )
 from benchmarks.baselines.matrix import Matrix, System
-from benchmarks.baselines.tables import spread, table
-from benchmarks.result_page import RESULTS, fill
+from benchmarks.baselines.runner import run_command
+from benchmarks.result_page import RESULTS, fill, spread, table
 from triptych.apps.launch.embedded_store import find_server_binary
 from triptych.base.errors import ConfigError
 from triptych.goodput.load.workload import Workload
@@ -151,11 +150,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
-    page_ = partial(_page, options.results)
-    return run_command(options, measure, lambda: publish_turns(options, page_, reached, RESULT))
+    return run_command(partial(_measure, options))
 
 
-def measure(options: argparse.Namespace, display: Display) -> bool:
+def _measure(options: argparse.Namespace, display: Display) -> bool:
+    if options.peer is None:
+        return publish_turns(options, partial(_page, options.results), reached, RESULT)
     if options.packages is None or not (options.packages / "redis").is_dir():
         raise ConfigError(
             f"--packages {options.packages}: give the folder in which vLLM finds redis, made by "
