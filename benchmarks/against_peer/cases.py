@@ -4,7 +4,7 @@
     python -m benchmarks.against_peer.cases --results DIR --write
 
 PEER is the kit of `against_peer`. A part appends to its file in DIR and measures what is not in it yet;
-without PEER the page is made of DIR. PYTHONPATH may name a folder with scikit-image, for photographs.
+without PEER the page is made of DIR. Needs scikit-image, for photographs.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ REPLICATED = ("triptych", "replicas")
 
 #: Requests per second.
 RATES = (4, 8, 12)
-LOAD = "mix-photos" if CONTENT == "photos" else "mix"
+LOAD = "mix-photos"
 _RATIOS = (("triptych", "replicas"), ("triptych", "vllm-epd"))
 _FIGURES = ("good", "attainment", "ttft", "text_tpot")
 

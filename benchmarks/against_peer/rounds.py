@@ -104,12 +104,12 @@ def vllm_server(
     return ("env", *(f"{name}={value}" for name, value in values.items()), *own, *words)
 
 
-def replicas(name: str, commands: Sequence[tuple[str, ...]]) -> System:
-    """Two servers whose ports are FIRST and SECOND, which take requests in turn."""
+def vllm_replicas(vllm: System) -> System:
+    """Two servers like `vllm` on a core each, which take requests in turn."""
     urls = [f"http://127.0.0.1:${{{port}}}" for port in REPLICA_PORTS]
     return System(
-        name=name,
-        commands=tuple(commands),
+        name="replicas",
+        commands=tuple(vllm_server(vllm, port, str(core)) for core, port in enumerate(REPLICA_PORTS)),
         url=",".join(urls),
         ports=REPLICA_PORTS,
         ready=tuple(f"{url}/health" for url in urls),
