@@ -20,7 +20,7 @@ OTHERS_LIMIT = 0.05
 TARGETS = {
     ("reuse-50", "goodput", "other"): 2.0,
     ("mix", "text_tpot", "colocated"): 0.5,
-    ("images-4", "goodput", "colocated"): 1.5,
+    ("images-4", "goodput", "colocated"): 1.3,
 }
 
 
