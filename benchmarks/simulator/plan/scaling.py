@@ -18,9 +18,9 @@ from triptych.simulator.plan.ratios import Served
 SHARE = 0.7
 #: CPU seconds of a message, an upper bound, and tokens in it, of `python -m benchmarks proxy_relay`.
 MESSAGE, MESSAGE_TOKENS = 8 / 140_924, 8
-#: Bytes per second of one store, of benchmarks/results/ec_transfer.md: eight at once over a unix socket.
+#: Bytes per second of one store, of benchmarks/results/earlier.md: eight at once over a unix socket.
 SAVE_RATE, LOAD_RATE = 2.55e9, 2.80e9
-#: CPU seconds of benchmarks/results/registry_load.md: of the store for a heartbeat, a look at the registry
+#: CPU seconds of benchmarks/results/earlier.md: of the store for a heartbeat, a look at the registry
 #: and each worker in it; of a proxy for a look and each worker in it.
 BEAT, LOOK, LOOK_WORKER = 41e-6, 47e-6, 1.93e-6
 LOOK_PROXY, LOOK_PROXY_WORKER = 179e-6, 7.0e-6
