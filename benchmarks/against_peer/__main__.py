@@ -158,9 +158,7 @@ RESULT = RESULTS / "against_peer.md"
 
 
 def parser() -> argparse.ArgumentParser:
-    found = turns_parser(
-        __doc__, RESULT, model="small", systems="vllm,triptych", more_systems="vllm-epd, colocated, before"
-    )
+    found = turns_parser(__doc__, RESULT, model="small", systems="vllm,triptych")
     found.add_argument("--before", type=Path, help="a checkout of Triptych to measure as `before`")
     return found
 

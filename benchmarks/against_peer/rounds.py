@@ -263,20 +263,18 @@ class Rounds:
         )
 
 
-def peer_parser(doc: str | None, page: Path, systems: str, more_systems: str = "") -> argparse.ArgumentParser:
-    """A parser with the default `systems`; `more_systems` names others in its help."""
+def peer_parser(doc: str | None, page: Path, systems: str) -> argparse.ArgumentParser:
+    """A parser with these default `systems`."""
     found = page_parser(doc, page, rounds=3)
     found.add_argument("peer", type=Path, nargs="?", help="folder of the peer kit; none: only the page")
     found.add_argument("--results", type=Path, required=True, help="folder of what is measured")
-    found.add_argument("--systems", default=systems, help=f"names: {more_systems or 'some of these'}")
+    found.add_argument("--systems", default=systems, help="names; one that is not known shows all")
     return found
 
 
-def turns_parser(
-    doc: str | None, page: Path, *, model: str, systems: str, more_systems: str
-) -> argparse.ArgumentParser:
-    """A parser for rounds of loads with the default `model`."""
-    found = peer_parser(doc, page, systems, f"{more_systems} too")
+def turns_parser(doc: str | None, page: Path, *, model: str, systems: str) -> argparse.ArgumentParser:
+    """A parser for rounds of loads with this default `model`."""
+    found = peer_parser(doc, page, systems)
     found.add_argument("--model", choices=MODELS, default=model)
     found.add_argument("--only", action="append", default=[], help="pattern of loads; again for more")
     found.add_argument("--first", type=int, default=0, help="number of the first round")
@@ -315,4 +313,5 @@ def measure_turns(
         if name not in known:
             raise ConfigError(f"--systems {name!r} is not known: use some of {', '.join(known)}")
     systems = [known[name] for name in options.systems.split(",")]
-    return Rounds(matrix, systems, workloads, options, display).run(chosen(loads, options.only))
+    chosen_loads = chosen({load.name: load for load in loads}, options.only)
+    return Rounds(matrix, systems, workloads, options, display).run(chosen_loads)

@@ -59,11 +59,7 @@ COLD_STARTS = (5.0, 60.0)
 CPU = Chip("a server CPU", 8e12, 300e9, 0.5, 64 * 10**9)
 #: The cluster beside them: three PD workers on A100s by their published costs.
 PD_WORKERS = 3
-COSTS = replace(
-    published("a100-80g"),
-    name=f"encoders on {CPU.name}, PD workers on an A100",
-    encoder=encoder_costs(CPU, QWEN3_VL_4B),
-)
+COSTS = replace(published("a100-80g"), encoder=encoder_costs(CPU, QWEN3_VL_4B))
 LIMITS = Limits(
     proxy=ProxyConfig(max_queue=100_000),
     encoder=EncoderConfig(device="cpu"),

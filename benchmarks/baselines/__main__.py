@@ -54,7 +54,8 @@ def _report(options: argparse.Namespace, display: Display) -> bool:
 def _measure(options: argparse.Namespace, display: Display) -> bool:
     matrix = read_matrix(options.file)
     everything = plan_cells(matrix)
-    cells, files = chosen(everything, options.only), CellFiles(options.results[-1], matrix.name)
+    cells = chosen({cell.name: cell for cell in everything}, options.only)
+    files = CellFiles(options.results[-1], matrix.name)
     if options.list:
         for cell in cells:
             display.say(f"{cell.name:40} {'there' if files.path(cell).exists() else ''}".rstrip())

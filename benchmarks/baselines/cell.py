@@ -5,10 +5,10 @@ from __future__ import annotations
 import fnmatch
 import os
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from benchmarks.baselines.matrix import KINDS, Matrix, as_fields
 from triptych.base.errors import ConfigError
@@ -54,22 +54,16 @@ def plan_cells(matrix: Matrix) -> list[Cell]:
     return sorted((Cell(*key) for key in asked), key=place)
 
 
-class _Named(Protocol):
-    @property
-    def name(self) -> str: ...
+T = TypeVar("T")
 
 
-_Item = TypeVar("_Item", bound=_Named)
-
-
-def chosen(items: Sequence[_Item], only: Iterable[str]) -> list[_Item]:
+def chosen(named: Mapping[str, T], only: Collection[str]) -> list[T]:
     """Those whose name one of the patterns fits, such as `fixed.mix.*`; all without patterns."""
-    patterns = list(only)
-    for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(item.name, pattern) for item in items):
-            raise ConfigError(f"--only {pattern!r} fits none: names are like {items[0].name}")
+    for pattern in only:
+        if not fnmatch.filter(named, pattern):
+            raise ConfigError(f"--only {pattern!r} fits none: names are like {next(iter(named))}")
     return [
-        item for item in items if not patterns or any(fnmatch.fnmatchcase(item.name, p) for p in patterns)
+        item for name, item in named.items() if not only or any(fnmatch.fnmatchcase(name, p) for p in only)
     ]
 
 

@@ -16,9 +16,11 @@ from triptych.goodput.report.comparison import Ratio, ratio
 FAILED_LIMIT = 0.01
 #: Cores that processes outside of this run may use; above that a cell counts as measured on a loaded machine.
 OTHERS_LIMIT = 0.05
-#: What the ratio of `ours` over the system in a role is to be: at least, or at most where less is better.
+#: The system that is compared, and those with which it is.
+OURS, OTHERS = "epd-shared", ("colocated", "vllm")
+#: What the ratio of ours over another system's is to be: at least, or at most where less is better.
 TARGETS = {
-    ("reuse-50", "goodput", "other"): 2.0,
+    ("reuse-50", "goodput", "vllm"): 2.0,
     ("mix", "text_tpot", "colocated"): 0.5,
     ("images-4", "goodput", "colocated"): 1.3,
 }
@@ -32,7 +34,6 @@ class Metric:
     title: str
     more_is_better: bool
     of: Callable[[JsonObject], float | None]
-    latency: bool = False
 
 
 def _window(field: str, scale: float = 1.0, *, streams: str = "") -> Callable[[JsonObject], float | None]:
@@ -55,10 +56,10 @@ def metrics(tail: int) -> dict[str, Metric]:
         ),
         "good": Metric("fixed", "goodput at the rate, req/s", True, _window("request_goodput")),
         "attainment": Metric("fixed", "attained, %", True, _window("slo_attainment", 100.0)),
-        "ttft": Metric("fixed", f"P{tail} TTFT, ms", False, _window(f"p{tail}_ttft_ms"), True),
-        "tpot": Metric("fixed", f"P{tail} TPOT, ms", False, _window(tpot), True),
+        "ttft": Metric("fixed", f"P{tail} TTFT, ms", False, _window(f"p{tail}_ttft_ms")),
+        "tpot": Metric("fixed", f"P{tail} TPOT, ms", False, _window(tpot)),
         "text_tpot": Metric(
-            "fixed", f"P{tail} TPOT of text streams, ms", False, _window(tpot, streams="text"), True
+            "fixed", f"P{tail} TPOT of text streams, ms", False, _window(tpot, streams="text")
         ),
         "capacity": Metric("capacity", "closed loop, req/s", True, _window("request_throughput")),
     }
@@ -74,10 +75,6 @@ class CellResults:
         self.metrics = metrics(self.matrix["tail"])
         self.systems: dict[str, JsonObject] = {system["name"]: system for system in self.matrix["system"]}
         self.loads: list[str] = list(self.matrix["loads"])
-
-    def role(self, name: str) -> str:
-        """The system that is `ours`, `colocated` or `other`."""
-        return str(self.matrix["roles"][name])
 
     def by_repeat(self, kind: str, load: str, system: str) -> dict[int, JsonObject]:
         """The measured cells."""
@@ -134,10 +131,10 @@ class CellResults:
         ]
 
     def unlike_requests(self) -> list[str]:
-        """Fixed cells whose requests had other lengths, by the servers' own count, than those of `ours`."""
+        """Fixed cells whose requests had other lengths, by the servers' own count, than those of ours."""
         found = []
         for load in self.loads:
-            mine = self.by_repeat("fixed", load, self.role("ours"))
+            mine = self.by_repeat("fixed", load, OURS)
             for system in self.measured_systems("fixed", load):
                 for repeat, cell in self.by_repeat("fixed", load, system).items():
                     if repeat in mine and not _alike(mine[repeat], cell):
@@ -147,10 +144,8 @@ class CellResults:
 
 def _alike(one: JsonObject, other: JsonObject) -> bool:
     """Mean prompt length of completed requests within 1 %."""
-    means = []
-    for cell in (one, other):
-        lengths = [length for length in cell["windows"][0].get("input_lens", ()) if length]
-        means.append(statistics.fmean(lengths) if lengths else 0.0)
+    windows = (one["windows"][0], other["windows"][0])
+    means = [window["total_input_tokens"] / window["completed"] for window in windows]
     return abs(means[0] - means[1]) <= 0.01 * max(means)
 
 
@@ -160,7 +155,7 @@ def cell_name(found: JsonObject) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One figure of `ours` over that of the system `against`. `reading`: better, worse or open, and why.
+    """One figure of ours over that of the system `against`. `reading`: better, worse or open, and why.
 
     `target`: what the ratio is to be, and whether it is; empty where it has none.
     """
@@ -174,18 +169,19 @@ class Comparison:
 
 
 def comparisons(results: CellResults) -> list[Comparison]:
-    """Of ours with the two other roles, on every load and figure that both have."""
-    ours, found = results.role("ours"), []
+    """Of ours with the other two, on every load and figure that both have."""
+    found = []
     for load in results.loads:
         for name, metric in results.metrics.items():
-            for role in ("colocated", "other"):
-                against = results.role(role)
-                one = results.ratio(name, load, against, ours)
-                if one is None or against == ours:
+            for against in OTHERS:
+                one = results.ratio(name, load, against, OURS)
+                if one is None:
                     continue
-                failed = max(results.failed_share(load, against), results.failed_share(load, ours))
-                reading = "open: requests failed" if metric.latency and failed > FAILED_LIMIT else one.reading
-                target = _judged(one, TARGETS.get((load, name, role)))
+                failed = max(results.failed_share(load, against), results.failed_share(load, OURS))
+                # Latencies are of completed requests.
+                open_ = failed > FAILED_LIMIT and not metric.more_is_better
+                reading = "open: requests failed" if open_ else one.reading
+                target = _judged(one, TARGETS.get((load, name, against)))
                 found.append(Comparison(load, metric, against, one, reading, target))
     return found
 

@@ -82,14 +82,6 @@ class Cells(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     systems: tuple[str, ...]
 
 
-class Roles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which systems the report sets against each other."""
-
-    ours: str = "epd-shared"
-    colocated: str = "colocated"
-    other: str = "vllm"
-
-
 class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One TOML file. `loads`: the preset's name and its SLO; `tail`: the percentile that is compared;
     `content`: what pictures show, where it is not what the loads' own do.
@@ -107,7 +99,6 @@ class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     capacity: Capacity = Capacity()
     fixed: Fixed = Fixed()
     search: Search = Search()
-    roles: Roles = Roles()
     content: str = ""
 
     def named(self, name: str) -> System:

@@ -24,12 +24,8 @@ from triptych.goodput.run import Bench, ready
 #: After a start: as many requests with pictures, so that what is compiled or imported late is there.
 _SETTLE_REQUESTS = 12
 _SETTLE_SEED = 1_999_993
-#: Of one request each, or of all its tokens: kept for no window, or for none of a search.
+#: Fields of a window that no report reads and that are long.
 _BULKY = ("itls", "queue_depths")
-_PER_REQUEST = (
-    *("input_lens", "output_lens", "ttfts", "latencies", "start_times", "queue_times", "errors", "images"),
-    *("stages", "caches"),
-)
 
 
 class CellFailed(TriptychError):
@@ -139,17 +135,10 @@ def measure_cell(
     after = usages(server.pids, memory=True)
     found.cpu_shares = cpu_shares(before, after, wall)
     found.memory_mb = round(sum(usage.memory_mb for usage in after.values()), 1)
-    found.windows = [without_bulk(window_fields(window), cell.kind == "search") for window in bench.windows]
+    windows = [window_fields(window) for window in bench.windows]
+    found.windows = [{key: window[key] for key in window if key not in _BULKY} for window in windows]
     if not any(window["completed"] for window in found.windows):
         raise CellFailed(f"no request was answered: {bench.windows[0].report.records[-1].error}")
-
-
-def without_bulk(window: JsonObject, short: bool) -> JsonObject:
-    """Without what no report reads; `short` leaves out all that is of single requests but the first error."""
-    dropped = _BULKY + (_PER_REQUEST if short else ())
-    kept = {name: value for name, value in window.items() if name not in dropped}
-    errors = [error for error in window["errors"] if error]
-    return kept | ({"first_error": errors[0]} if short and errors else {})
 
 
 #: A search begins below a rate that was not sustained, and at one that was.

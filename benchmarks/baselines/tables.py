@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from benchmarks.baselines.cell_results import (
     OTHERS_LIMIT,
+    OURS,
     CellResults,
     cell_name,
     comparisons,
@@ -75,7 +76,7 @@ def _ratios(results: CellResults) -> list[str]:
     rows = [
         (
             f"{one.load}, {one.metric.title}",
-            f"{results.role('ours')} / {one.against}",
+            f"{OURS} / {one.against}",
             f"{number(one.ratio.ratio)} ({number(one.ratio.low)} – {number(one.ratio.high)})",
             one.reading,
             one.target,
@@ -166,18 +167,9 @@ def _doubts(results: CellResults) -> list[str]:
         lines.append(f"- Requests of other lengths, by the server's usage: {', '.join(unlike)}.")
     if windows := [window for cell in results.cells for window in cell["windows"]]:
         share = max(window["client_cpu_share"] for window in windows)
+        late = max(window["p99_late_ms"] or 0.0 for window in windows)
         lines.append(
-            f"- The load generator sent late at P99 by at most: {_lateness(results)}; it took at "
-            f"most {share:.0%} of a core."
+            f"- The load generator sent at most {late:.1f} ms late at P99, and took at most {share:.0%} of a "
+            "core. Where a system's threads take every core, it waits for one too."
         )
     return lines
-
-
-def _lateness(results: CellResults) -> str:
-    """Beside each system: where its threads take every core, the generator waits for one too."""
-    most: dict[str, float] = {}
-    for cell in results.cells:
-        system = cell["cell"]["system"]
-        for window in cell["windows"]:
-            most[system] = max(most.get(system, 0.0), window["p99_late_ms"] or 0.0)
-    return ", ".join(f"{name} {most[name]:.1f} ms" for name in results.systems if name in most)

@@ -40,12 +40,13 @@ _PROMPT = "What is the capital of France? Answer in one word."
 _MARK = b'"content":" token"'
 
 
-def post(tokens: int) -> bytes:
-    """A streamed chat request."""
-    message = {"role": "user", "content": "x"}
-    fields = {"model": MODEL, "max_tokens": tokens, "stream": True, "messages": [message]}
+def post(tokens: int, *, stream: bool = True) -> bytes:
+    """A chat request, as clients send it."""
+    message = {"role": "user", "content": _PROMPT}
+    fields = {"model": MODEL, "max_tokens": tokens, "stream": stream, "messages": [message]}
     body = json.dumps(fields).encode()
-    return b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAccept: */*\r\nAuthorization: Bearer x\r\n"
+    return head + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
 
 async def ask(port: int, request: bytes) -> int:
@@ -81,13 +82,10 @@ async def relay(port: int, pipe: Any, streams: int, tokens: int) -> tuple[float,
 
 async def _client(port: int, *, stream: bool) -> None:
     """Asks again as soon as it has its answer, over one connection, as clients keep it."""
-    fields = {"model": MODEL, "max_tokens": SHORT, "stream": stream}
-    body = json.dumps(fields | {"messages": [{"role": "user", "content": _PROMPT}]}).encode()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAccept: */*\r\nAuthorization: Bearer x\r\n"
-    head += b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    request = post(SHORT, stream=stream)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for _ in range(EACH):
-        writer.write(head + body)
+        writer.write(request)
         reply = await reader.readuntil(b"0\r\n\r\n" if stream else b"}}}")
         assert reply.count(b" token") == SHORT, reply
     writer.close()

@@ -6,16 +6,15 @@
 PEER is the kit that `against_peer` takes: models/, a virtual environment venv/ with vLLM's CPU build, and
 epd_proxy.py. PACKAGES has what our connector needs beside vLLM, made by `pip install --target PACKAGES redis
 hiredis msgpack xxhash`. Every run appends to DIR: what a run has no time for, the next one measures with
---first. Without PEER the page is made of DIR, with DIR/notes.md on it, should that be there.
+--first. Without PEER the page is made of DIR.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -61,13 +60,11 @@ _TARGETS = {
 }
 
 
-def page(turns: Sequence[Turn], versions: Mapping[str, str], notes: str) -> str:
-    """`versions` of what was measured, by name; `notes` on these figures, in Markdown."""
+def page(turns: Sequence[Turn], versions: str) -> str:
+    """`versions` of what was measured."""
     kept = quiet(turns)
-    lines = ["# Before a vLLM fleet", "", *machine_lines(COMMAND, kept, len(turns))]
-    lines += [", ".join(f"{name} {version}" for name, version in versions.items()) + "." if versions else ""]
-    lines += ["", fill("vllm_fleet"), *(["", notes.strip()] if notes.strip() else [])]
-    return "\n".join([*lines, *model_tables(kept, LOADS, _PAIRS), ""])
+    lines = ["# Before a vLLM fleet", "", *machine_lines(COMMAND, kept, len(turns)), versions, ""]
+    return "\n".join([*lines, fill("vllm_fleet"), *model_tables(kept, LOADS, _PAIRS), ""])
 
 
 def reached(turns: Sequence[Turn]) -> dict[str, dict[str, float]]:
@@ -88,20 +85,11 @@ WORKLOADS = {
 LOADS = tuple(Load(name, 8) for name in WORKLOADS)
 
 RESULT = RESULTS / "vllm_fleet.md"
-_VERSIONS = "versions.json"
-#: Prints the versions of what vLLM runs on.
-_ASK_VERSIONS = """
-import json, platform
-from importlib.metadata import version
-found = {name: version(name) for name in ("vllm", "torch", "transformers")}
-print(json.dumps({"python": platform.python_version(), **found}))
-"""
+_VERSIONS = "versions.txt"
 
 
 def parser() -> argparse.ArgumentParser:
-    found = turns_parser(
-        __doc__, RESULT, model="tiny", systems="triptych,vllm-epd,vllm", more_systems="replicas-triptych, …"
-    )
+    found = turns_parser(__doc__, RESULT, model="tiny", systems="triptych,vllm-epd,vllm")
     found.add_argument(
         "--packages", type=Path, help="folder with redis, hiredis, msgpack and xxhash for vLLM"
     )
@@ -115,7 +103,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _measure(options: argparse.Namespace, display: Display) -> bool:
     if options.peer is None:
-        return publish_turns(options, partial(_page, options.results), reached, RESULT)
+        versions = options.results / _VERSIONS
+        page_ = partial(page, versions=versions.read_text() if versions.exists() else "")
+        return publish_turns(options, page_, reached, RESULT)
     if options.packages is None or not (options.packages / "redis").is_dir():
         raise ConfigError(
             f"--packages {options.packages}: give the folder in which vLLM finds redis, made by "
@@ -126,22 +116,15 @@ def _measure(options: argparse.Namespace, display: Display) -> bool:
     namespace = model_identity(Path(matrix.model), dtype=_DTYPES[matrix.name]).namespace
     known = systems_of(matrix, Parts(matrix, options.packages.resolve(), namespace))
     options.results.mkdir(parents=True, exist_ok=True)
-    (options.results / _VERSIONS).write_text(json.dumps(_versions(peer)))
+    (options.results / _VERSIONS).write_text(_versions(peer))
     return measure_turns(options, display, matrix, known, LOADS, WORKLOADS)
 
 
-def _versions(peer: Path) -> dict[str, str]:
-    command = [str(peer / "venv" / "bin" / "python"), "-c", _ASK_VERSIONS]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    if done.returncode:
-        raise ConfigError(f"{peer}/venv has no vLLM: {done.stderr.strip()[-300:]}")
-    return dict(json.loads(done.stdout))
-
-
-def _page(results: Path, turns: Sequence[Turn]) -> str:
-    versions, notes = results / _VERSIONS, results / "notes.md"
-    known = json.loads(versions.read_text()) if versions.exists() else {}
-    return page(turns, known, notes.read_text() if notes.exists() else "")
+def _versions(peer: Path) -> str:
+    """Of the packages that vLLM runs on."""
+    installed = (peer / "venv" / "lib").glob("python*/site-packages/*.dist-info")
+    names = (path.stem for path in installed)
+    return ", ".join(sorted(n for n in names if n.partition("-")[0] in ("vllm", "torch", "transformers")))
 
 
 _START_SECONDS = 600.0

@@ -81,15 +81,11 @@ PAGE = RESULTS / "when_to_disaggregate.md"
 
 
 def reports_table() -> list[str]:
-    found = {f"vllm#41567: {name}": one for name, one in reports.vllm().items()}
-    found |= {f"llm-d: {name}": one for name, one in reports.kimi().items()}
-    found |= {f"LMSYS: {name} at {rate:g}/s": one for (name, rate), one in reports.lmsys().items()}
-    rows = []
-    for name, one in found.items():
-        means, tails = f"{one.ttft:.0f}, {one.tpot:.1f}", f"{one.p99_ttft:.0f}, {one.p99_tpot:.0f}"
-        ends = ", ".join(f"{value:.0f}" for value in (one.p50, one.p90, one.p99))
-        rows.append([name, f"{one.rate:.2f}", means, tails, ends])
+    found = {f"vllm#41567: {name}": cells for name, cells in reports.vllm().items()}
+    found |= {f"llm-d: {name}": cells for name, cells in reports.kimi().items()}
+    found |= {f"LMSYS: {name} at {rate:g}/s": cells for (name, rate), cells in reports.lmsys().items()}
     head = ["", "requests/s", "mean TTFT, TPOT, ms", "P99 TTFT, TPOT, ms"]
+    rows = [[name, *cells] for name, cells in found.items()]
     return table([*head, "P50, P90, P99 of a request, ms"], rows)
 
 

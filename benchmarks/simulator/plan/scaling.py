@@ -7,6 +7,7 @@ formulas. One store is one server process: transfers and registry each alone may
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -144,12 +145,11 @@ def proxies_needed(traffic: Traffic, rate: float, workers: int) -> int:
         return 0
     # With a token in each message more proxies make no more work: from there on it is a division.
     most = math.ceil(rate * (traffic.proxy_seconds + traffic.tokens * traffic.message) / free) + 1
-    low, high = 0, max(most, 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        enough = proxy_share(traffic, rate, workers, middle) <= SHARE
-        low, high = (low, middle) if enough else (middle, high)
-    return high
+
+    def enough(proxies: int) -> bool:
+        return proxy_share(traffic, rate, workers, proxies) <= SHARE
+
+    return 1 + bisect_left(range(1, most), True, key=enough)
 
 
 def reach(traffic: Traffic, encoders: int, pd_workers: int, rate: float) -> Reach:

@@ -54,7 +54,12 @@ def found(name: str, *, rate: float = 0.0, tpot: float = 10.0, failed: int = 0, 
     kind, load, system, repeat = name.split(".")
     window = {"request_throughput": rate, "request_goodput": rate, "slo_attainment": 1.0, "failed": failed}
     window |= {"num_prompts": 100, "p99_ttft_ms": 50.0, "p99_tpot_ms": tpot, "sustained": not failed}
-    window |= {"by_kind": {"text": {"p99_tpot_ms": tpot}}, "input_lens": [8], "client_cpu_share": 0.1}
+    window |= {
+        "by_kind": {"text": {"p99_tpot_ms": tpot}},
+        "total_input_tokens": 800,
+        "completed": 100,
+        "client_cpu_share": 0.1,
+    }
     window |= {"stages": [{"decode": 0.5}], "errors": [""], "p99_late_ms": 1.0}
     machine = {"chip": "chip", "cores": 2, "memory_gib": 8.0, "commit": "abc", "load_at_start": 0.1}
     return {
