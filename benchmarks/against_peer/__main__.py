@@ -157,15 +157,10 @@ def of(turns: Sequence[Turn], system: str, load: str) -> list[Turn]:
 RESULT = RESULTS / "against_peer.md"
 
 
-def parser() -> argparse.ArgumentParser:
-    found = turns_parser(__doc__, RESULT, model="small", systems="vllm,triptych")
-    found.add_argument("--before", type=Path, help="a checkout of Triptych to measure as `before`")
-    return found
-
-
 def main(arguments: list[str] | None = None) -> int:
-    options = parser().parse_args(arguments)
-    return run_command(partial(_measure, options))
+    parser = turns_parser(__doc__, RESULT, model="small", systems="vllm,triptych")
+    parser.add_argument("--before", type=Path, help="a checkout of Triptych to measure as `before`")
+    return run_command(partial(_measure, parser.parse_args(arguments)))
 
 
 def _measure(options: argparse.Namespace, display: Display) -> bool:

@@ -107,10 +107,8 @@ def _embeddings(server: Server) -> tuple[float, float]:
             for sample in family.samples:
                 if sample.name in ("triptych_items_total", "vllm:mm_cache_queries_total"):
                     shown += sample.value
-                found = (
-                    sample.labels.get("result") in ("pd", "store") and sample.name == "triptych_items_total"
-                )
-                if found or sample.name == "vllm:mm_cache_hits_total":
+                ours = sample.name == "triptych_items_total" and sample.labels["result"] in ("pd", "store")
+                if ours or sample.name == "vllm:mm_cache_hits_total":
                     reused += sample.value
     return reused, shown
 

@@ -88,17 +88,12 @@ RESULT = RESULTS / "vllm_fleet.md"
 _VERSIONS = "versions.txt"
 
 
-def parser() -> argparse.ArgumentParser:
-    found = turns_parser(__doc__, RESULT, model="tiny", systems="triptych,vllm-epd,vllm")
-    found.add_argument(
+def main(arguments: list[str] | None = None) -> int:
+    parser = turns_parser(__doc__, RESULT, model="tiny", systems="triptych,vllm-epd,vllm")
+    parser.add_argument(
         "--packages", type=Path, help="folder with redis, hiredis, msgpack and xxhash for vLLM"
     )
-    return found
-
-
-def main(arguments: list[str] | None = None) -> int:
-    options = parser().parse_args(arguments)
-    return run_command(partial(_measure, options))
+    return run_command(partial(_measure, parser.parse_args(arguments)))
 
 
 def _measure(options: argparse.Namespace, display: Display) -> bool:
