@@ -65,7 +65,10 @@ def number(value: float) -> str:
 
 def spread(values: Sequence[float]) -> str:
     """Median, and the range where there is one."""
-    if not values:
-        return "–"
-    middle, low, high = (number(value) for value in (statistics.median(values), min(values), max(values)))
-    return middle if low == high else f"{middle} ({low} – {high})"
+    return ranged(statistics.median(values), min(values), max(values)) if values else "–"
+
+
+def ranged(middle: float, low: float, high: float) -> str:
+    """A figure, and the range of those that it is of."""
+    words = [number(value) for value in (middle, low, high)]
+    return words[0] if words[1] == words[2] else "{} ({} – {})".format(*words)

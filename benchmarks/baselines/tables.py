@@ -13,7 +13,7 @@ from benchmarks.baselines.cell_results import (
     cores_used,
     stage_times,
 )
-from benchmarks.result_page import number, spread, table
+from benchmarks.result_page import number, ranged, spread, table
 from triptych.goodput.load.client import STAGES
 
 _FIXED = ("attainment", "ttft", "tpot", "text_tpot")
@@ -77,7 +77,7 @@ def _ratios(results: CellResults) -> list[str]:
         (
             f"{one.load}, {one.metric.title}",
             f"{OURS} / {one.against}",
-            f"{number(one.ratio.ratio)} ({number(one.ratio.low)} – {number(one.ratio.high)})",
+            ranged(one.ratio.ratio, one.ratio.low, one.ratio.high),
             one.reading,
             one.target,
         )

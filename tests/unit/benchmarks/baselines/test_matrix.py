@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.baselines.cell import Cell, CellFiles, plan_cells, read_folder, seed_of
+from benchmarks.baselines.cell import Cell, CellFiles, plan_cells, read_folder
 from benchmarks.baselines.cell_results import CellResults, comparisons
 from benchmarks.baselines.matrix import Matrix, read_matrix
 from benchmarks.baselines.measure import fixed_rate, search_start
@@ -19,27 +19,13 @@ MATRIX = """
 name = "made-up"
 model = "${MODEL_FOLDER}"
 repeats = 2
-[loads]
-mix = "ttft:500 tpot:25"
-images-4 = "ttft:2000 tpot:50"
-[[system]]
-name = "colocated"
-launch = "2colocated"
-[[system]]
-name = "epd-shared"
-launch = "2E1PD"
-[[cells]]
-kind = "capacity"
-loads = ["mix", "images-4"]
-systems = ["colocated"]
-[[cells]]
-kind = "fixed"
-loads = ["mix"]
-systems = ["colocated", "epd-shared"]
-[[cells]]
-kind = "search"
-loads = ["images-4"]
-systems = ["colocated", "epd-shared"]
+loads = {mix = "ttft:500 tpot:25", images-4 = "ttft:2000 tpot:50"}
+system = [{name = "colocated", launch = "2colocated"}, {name = "epd-shared", launch = "2E1PD"}]
+cells = [
+  {kind = "capacity", loads = ["mix", "images-4"], systems = ["colocated"]},
+  {kind = "fixed", loads = ["mix"], systems = ["colocated", "epd-shared"]},
+  {kind = "search", loads = ["images-4"], systems = ["colocated", "epd-shared"]},
+]
 """
 
 
@@ -52,15 +38,12 @@ def matrix(tmp_path: Path, text: str = MATRIX) -> Matrix:
 def found(name: str, *, rate: float = 0.0, tpot: float = 10.0, failed: int = 0, **more: Any) -> JsonObject:
     """A finished cell, with as much of a window as rates and the report read."""
     kind, load, system, repeat = name.split(".")
-    window = {"request_throughput": rate, "request_goodput": rate, "slo_attainment": 1.0, "failed": failed}
-    window |= {"num_prompts": 100, "p99_ttft_ms": 50.0, "p99_tpot_ms": tpot, "sustained": not failed}
-    window |= {
-        "by_kind": {"text": {"p99_tpot_ms": tpot}},
-        "total_input_tokens": 800,
-        "completed": 100,
-        "client_cpu_share": 0.1,
-    }
-    window |= {"stages": [{"decode": 0.5}], "errors": [""], "p99_late_ms": 1.0}
+    window = {
+        "request_throughput": rate, "request_goodput": rate, "slo_attainment": 1.0, "sustained": not failed,
+        "num_prompts": 100, "completed": 100, "failed": failed, "total_input_tokens": 800,
+        "p99_ttft_ms": 50.0, "p99_tpot_ms": tpot, "by_kind": {"text": {"p99_tpot_ms": tpot}},
+        "stages": [{"decode": 0.5}], "errors": [""], "p99_late_ms": 1.0, "client_cpu_share": 0.1,
+    }  # fmt: skip
     machine = {"chip": "chip", "cores": 2, "memory_gib": 8.0, "commit": "abc", "load_at_start": 0.1}
     return {
         "cell": {"kind": kind, "load": load, "system": system, "repeat": int(repeat)},
@@ -82,22 +65,12 @@ def test_what_rates_come_from_is_first_and_systems_take_turns(tmp_path: Path) ->
     ]  # fmt: skip
 
 
-def test_all_systems_get_the_same_requests_and_no_other_cell_does() -> None:
-    seed = seed_of(Cell("fixed", "mix", "colocated", 0), 1)
-    assert seed == seed_of(Cell("fixed", "mix", "epd-shared", 0), 1)
-    others = [Cell("fixed", "mix", "colocated", 1), Cell("search", "mix", "colocated", 0)]
-    assert seed not in [
-        *(seed_of(cell, 1) for cell in others),
-        seed_of(Cell("fixed", "mix", "colocated", 0), 2),
-    ]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (('loads = ["mix"]', 'loads = ["text"]'), "cells[1].loads: 'text' is not known"),
         (('loads = ["mix", "images-4"]', 'loads = ["images-4"]'), "load 'mix' has fixed cells and no rate"),
-        (('launch = "2E1PD"', ""), "system 'epd-shared' needs either launch or commands"),
+        ((', launch = "2E1PD"', ""), "system 'epd-shared' needs either launch or commands"),
         (('"${MODEL_FOLDER}"', '"${ELSEWHERE}"'), "model needs the environment variable ELSEWHERE"),
     ],
 )
@@ -140,7 +113,7 @@ def test_ratios_are_of_equal_repeats_and_say_whether_the_target_is_met(tmp_path:
     cells = [found(f"search.images-4.colocated.{n}", rate=rate) for n, rate in enumerate((2.0, 4.0))]
     cells += [found(f"search.images-4.epd-shared.{n}", rate=rate) for n, rate in enumerate((4.0, 5.6))]
     cells += [found("fixed.mix.colocated.0", rate=8.0, tpot=10.0)]
-    cells += [found("fixed.mix.epd-shared.0", rate=8.0, tpot=6.0, failed=2), found("fixed.mix.epd-shared.1")]
+    cells += [found("fixed.mix.epd-shared.0", rate=8.0, tpot=6.0, failed=4), found("fixed.mix.epd-shared.1")]
     measured = results(matrix(tmp_path), tmp_path, cells)
     said = {(one.load, one.metric.title): one for one in comparisons(measured)}
     goodput = said["images-4", "goodput by search, req/s"]
