@@ -146,7 +146,7 @@ def _alike(one: JsonObject, other: JsonObject) -> bool:
     """Mean prompt length of completed requests within 1 %."""
     windows = (one["windows"][0], other["windows"][0])
     means = [window["total_input_tokens"] / window["completed"] for window in windows]
-    return abs(means[0] - means[1]) <= 0.01 * max(means)
+    return bool(abs(means[0] - means[1]) <= 0.01 * max(means))
 
 
 def cell_name(found: JsonObject) -> str:

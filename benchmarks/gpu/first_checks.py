@@ -65,7 +65,8 @@ def _choices(page: PartPage, device: str, dtype: torch.dtype) -> None:
     page.table("attention", "kernel of torch")
     chosen = {}
     for name, masked in (("tower, one picture", False), ("tower, padded", True)):
-        choice = torch._fused_sdp_choice(*_inputs(784, device, dtype, masked=masked), 0.0)
+        query, key, value, mask = _inputs(784, device, dtype, masked=masked)
+        choice = torch._fused_sdp_choice(query, key, value, mask, 0.0)
         chosen[name] = SDPBackend(choice).name
         page.row(name, chosen[name])
 

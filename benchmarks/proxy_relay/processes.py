@@ -257,7 +257,7 @@ def receive_process(pipe: Any, pd_port: int, streams: int) -> None:
                 sampling = common_pb2.SamplingParams(max_tokens=await asyncio.to_thread(pipe.recv))
                 started, seen = time.process_time(), 0
                 for number in range(streams):
-                    who = {"request_id": f"{number:032d}", "attempt": 1, "proxy_id": "receive"}
+                    who: Any = {"request_id": f"{number:032d}", "attempt": 1, "proxy_id": "receive"}
                     await stub.Submit(pd_pb2.SubmitRequest(sampling=sampling, **who))
                 async for step in steps:
                     seen += len(step.tokens.request_ids)
