@@ -24,39 +24,26 @@ class WorkerLife:
 
     address: str
     ordered: float
-    #: None while it starts.
-    ready: float | None = None
-    drains: float | None = None
     ended: float | None = None
 
     def seconds(self, now: float) -> float:
         return (now if self.ended is None else self.ended) - self.ordered
 
 
-@dataclass(frozen=True, slots=True)
-class PoolMoment:
-    """The pool at one second: what the scaler wants and what there is, draining workers included."""
-
-    now: float
-    desired: int
-    ready: int
-    alive: int
-
-
 @dataclass(slots=True)
 class PoolHistory:
-    """`direction_changes`: how often the size that the scaler wants turns from up to down or back."""
+    """`sizes`: what the scaler wanted, second by second."""
 
     workers: list[WorkerLife] = field(default_factory=list)
-    moments: list[PoolMoment] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
 
     def worker_seconds(self, now: float) -> float:
         return sum(worker.seconds(now) for worker in self.workers)
 
     @property
     def direction_changes(self) -> int:
-        sizes = [moment.desired for moment in self.moments]
-        moves = [after > before for before, after in itertools.pairwise(sizes) if after != before]
+        """How often the size turns from up to down or back."""
+        moves = [after > before for before, after in itertools.pairwise(self.sizes) if after != before]
         return sum(before != after for before, after in itertools.pairwise(moves))
 
 
@@ -101,8 +88,7 @@ class ElasticPool:
         self._tick_timer = self._loop.call_later(TICK_SECONDS, self._tick)
         desired = self._scaler.desired(self._view())
         self._resize(desired)
-        alive = sum(worker.ended is None for worker in self.history.workers)
-        self.history.moments.append(PoolMoment(self._loop.now, desired, len(self._ready), alive))
+        self.history.sizes.append(desired)
 
     def _view(self) -> PoolView:
         encoders, proxy = self._cluster.encoders, self._cluster.proxy
@@ -132,7 +118,6 @@ class ElasticPool:
 
     def _started(self, worker: WorkerLife) -> None:
         del self._starting[worker]
-        worker.ready = self._loop.now
         self._ready.append(worker)
         self._start_worker(worker.address)
 
@@ -141,7 +126,6 @@ class ElasticPool:
         self._show(self._cluster.register_encoder, address)
 
     def _drain(self, worker: WorkerLife) -> None:
-        worker.drains = self._loop.now
         if self.name == "encoder":
             self._cluster.encoders[worker.address].drain()
         self._show(partial(self._cluster.drains, self.name), worker.address)
@@ -180,7 +164,7 @@ class ElasticPDPool(ElasticPool):
 
     def _begin(self) -> None:
         for address in self._cluster.workers:
-            life = WorkerLife(f"{self.prefix}-{next(self._names)}", 0.0, ready=0.0)
+            life = WorkerLife(f"{self.prefix}-{next(self._names)}", 0.0)
             assert life.address == address
             self.history.workers.append(life)
             self._ready.append(life)

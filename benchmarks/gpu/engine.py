@@ -40,7 +40,7 @@ from benchmarks.gpu.engine_rounds import (
     timings,
     tokens_per_second,
 )
-from benchmarks.result_page import RESULTS, page_parser, publish
+from benchmarks.result_page import RESULTS, page_parser, publish, table
 from triptych.base.config import GIB, MIB
 from triptych.base.types import MMFeature, Placement
 from triptych.ec_connector.base import EncoderOutput
@@ -158,9 +158,8 @@ def report(rows: Sequence[Row], arguments: argparse.Namespace, limits: DeviceLim
     command = f"python -m benchmarks.gpu.engine {arguments.title}{''.join(flags)}"
     how = f"`{command}`, {datetime.now(UTC):%Y-%m-%d}, {device_name(arguments.device)}, "
     how += f"torch {torch.__version__}, CUDA {torch.version.cuda}; medians."
-    head, *lines = [f"| {' | '.join(row)} |" for row in (COLUMNS, *rows)]
-    lines = [limits.said(), "", head, "|---" * len(COLUMNS) + "|", *lines]
-    return "\n".join(["# Encode, prefill and decode", "", how, "", *lines, ""])
+    lines = ["# Encode, prefill and decode", "", how, "", limits.said(), "", *table(COLUMNS, rows), ""]
+    return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -19,9 +19,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from benchmarks.published_epd.latencies import latency_rows
 from benchmarks.published_epd.systems import (
     FIGURES,
     SYSTEMS,
@@ -83,13 +82,11 @@ def shown(rate: float, failing: float) -> str:
     return f"≥ {rate:.0f}" if math.isinf(failing) else f"{rate:.1f}"
 
 
-def rows(cells: Cells) -> list[str]:
+def rows(cells: Cells) -> Iterator[str]:
     """Of the table: simulated next to published, and the ratios of both."""
-    lines = []
     for figure in FIGURES:
-        load = f"{figure.text}, {figure.images}"
         stated = figure.stated
-        words, found = [load], []
+        words, found = [f"{figure.text}, {figure.images}"], []
         for name, value in zip(SYSTEMS, stated, strict=True):
             rate, failing, _ = cells[figure.text, figure.images, name]
             mark = "*" if name in figure.fitted else ""
@@ -99,8 +96,7 @@ def rows(cells: Cells) -> list[str]:
         words += [ratio, f"**{found[1] / found[0]:.2f}**" if found[0] else "–"]
         free = [cells[figure.text, figure.images, f"{name}, no door"] for name in SYSTEMS]
         words += [shown(rate, failing) for rate, failing, _ in free]
-        lines.append(f"| {' | '.join(words)} |")
-    return lines
+        yield f"| {' | '.join(words)} |"
 
 
 def errors(cells: Cells) -> list[tuple[str, float]]:
@@ -114,7 +110,7 @@ def errors(cells: Cells) -> list[tuple[str, float]]:
     return found
 
 
-def report(cells: Cells, latencies: str, seconds: float) -> str:
+def report(cells: Cells, seconds: float) -> str:
     off = errors(cells)
     worst = max(off, key=lambda one: abs(one[1]))
     ends = (
@@ -131,7 +127,6 @@ def report(cells: Cells, latencies: str, seconds: float) -> str:
         within_15=sum(abs(error) <= 0.15 for _, error in off),
         within_30=sum(abs(error) <= 0.30 for _, error in off),
         worst=f"{worst[0]} ({worst[1]:+.0%})",
-        latencies=latencies,
         ends="\n".join(ends),
     )
 
@@ -150,5 +145,4 @@ def main() -> None:
                 system, figure, options.seconds, lambda line: running.advance(0, note=line)
             )
             running.advance()
-    latencies = "\n".join(latency_rows(options.seconds))
-    publish(report(cells, latencies, options.seconds), RESULT, write=options.write)
+    publish(report(cells, options.seconds), RESULT, write=options.write)

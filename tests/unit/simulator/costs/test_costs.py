@@ -25,8 +25,7 @@ from triptych.simulator.costs.costs import (
     ModelShape,
     PDCosts,
     ProxyCosts,
-    read_costs,
-    read_shape,
+    read_profile,
 )
 from triptych.simulator.costs.model_config import PlannedModel, read_model
 from triptych.simulator.profile.profile import shape_of
@@ -45,24 +44,23 @@ def test_a_profile_holds_costs_and_the_models_sizes(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     document = {"format": "triptych-profile/1", **asdict(COSTS), "shape": asdict(QWEN3_VL_4B_SHAPE)}
     path.write_text(json.dumps(document))
-    assert read_costs(path) == COSTS
-    assert read_shape(path) == QWEN3_VL_4B_SHAPE
+    assert read_profile(path, "--gpu") == (COSTS, QWEN3_VL_4B_SHAPE)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "holds no cost model"),
-        ("[1]", "holds no cost model"),
+        ("{", "holds no profile"),
+        ("[1]", "holds no profile"),
         ('{"name": "x"}', "missing required field"),
         ('{"name": 1}', "name"),
     ],
 )
-def test_what_is_no_cost_model_is_refused_with_the_way_to_get_one(tmp_path, text, said):
+def test_what_is_no_profile_is_refused_with_the_way_to_get_one(tmp_path, text, said):
     path = tmp_path / "costs.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"costs\.json") as caught:
-        read_costs(path)
+        read_profile(path, "--gpu")
     assert said in str(caught.value) and "triptych profile" in str(caught.value)
 
 
