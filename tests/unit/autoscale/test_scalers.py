@@ -155,7 +155,7 @@ def test_the_product_asks_for_the_pd_workers_that_long_prompts_of_few_requests_f
     load = replace(PICTURE, images=((0, 1.0),), text_tokens=100, text_quantiles=(), output_tokens=2)
     times, plans = arrival_times(Arrivals(rate=2.5), 200, 0), plan_requests(load, 200, 0)
     simulate(plans, times, on_devices(0, 1), costs, MODEL, comparison.LIMITS, controllers=[pool])
-    assert max(pool.history.sizes[:40]) == 4
+    assert max(moment.desired for moment in pool.history.moments[:40]) == 4
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
