@@ -42,7 +42,8 @@ def shared_cluster(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -
     """One of each, for tests that leave it whole; each asks the cases with a `cache_salt` of its own."""
     words = ("--threads", "1", "--max-queue", "100", *SLOW)
     folder = tmp_path_factory.mktemp("shared")
-    with running_cluster(checkpoint, folder, *words, environment=faults.gated(folder)) as cluster:
+    environment = faults.gated(folder) | faults.ordered(folder / "faults")
+    with running_cluster(checkpoint, folder, *words, environment=environment) as cluster:
         yield cluster
 
 

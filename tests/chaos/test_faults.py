@@ -24,7 +24,6 @@ from support.data.traffic import STREAM_TOKENS, Case, ask_all
 from support.encdec import traffic as encdec_traffic
 from support.encdec.oracle import tokenizer_of
 from support.faults import FAULTS, Fault
-from support.matrix import matrix
 from support.processes.cluster import PATIENCE, Cluster, running_cluster, start_cluster, wait_for
 from support.ranks.groups import alive, children
 from triptych.apps.launch.embedded_store import EmbeddedStore
@@ -245,7 +244,7 @@ async def _harm(
     """Strikes an engine as `order` says in the middle of its work, and looks at all answers."""
     harmed, pool, fault, _ = order
     service = harmed.partition("-rank")[0]
-    before = cluster.pid(service)
+    before, resumes = cluster.pid(service), cluster.total("proxy", "triptych_resumes_total")
     faults.order(folder, *order)
     salts = [f"{fault} {number}" for number in range(crowds)]
     async with Streams(cluster.url, cases, STREAM_TOKENS, salts) as streams:
@@ -254,7 +253,7 @@ async def _harm(
     assert {answer.finish_reason for answer in got} == {"length"}
     assert faults.struck(cluster, harmed, pool, fault)
     if pool == "pd":
-        assert cluster.total("proxy", "triptych_resumes_total") > 0
+        assert cluster.total("proxy", "triptych_resumes_total") > resumes
     # The others may be through with everything before the process ends.
     await hold("the end of the process", lambda: f"{service} ended with {ends}" in _log(cluster))
     names = service.split("-")[0]
@@ -270,12 +269,11 @@ def _pools(workers: int, slow_steps: tuple[str, ...]) -> tuple[str, ...]:
     return ("--encoders", str(workers), "--pd-workers", str(workers), "--threads", "1", *slow_steps)
 
 
-@pytest.mark.parametrize("pool", matrix(["pd", "encoder"]))
 async def test_an_only_worker_whose_engine_dies_starts_anew_and_every_request_is_answered(
-    make_harmed, slow_steps, tmp_path, cases, reference, pool
+    shared_cluster, cases, reference
 ):
-    cluster = make_harmed(*_pools(1, slow_steps))
-    await _harm(cluster, tmp_path / "faults", (f"{pool}-0", pool, "dies", AFTER[pool]), cases, reference)
+    order = ("pd-0", "pd", "dies", AFTER["pd"])
+    await _harm(shared_cluster, shared_cluster.run_dir / "faults", order, cases, reference)
 
 
 @pytest.mark.slow

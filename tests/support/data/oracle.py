@@ -7,7 +7,7 @@ import functools
 import importlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
+
+from support.data.answers import digest, kept
 
 #: A first difference is admitted below this margin between the reference's two best logits.
 TIE_MARGIN = 1e-4
@@ -86,7 +88,6 @@ def prompt_token_ids(path: Path, messages: Sequence[Message], images: Sequence[I
     return _prepare(path, messages, images)["input_ids"][0].tolist()
 
 
-@torch.no_grad()
 def oracle(
     path: Path,
     messages: Sequence[Message],
@@ -97,6 +98,21 @@ def oracle(
     ignore_eos: bool = True,
 ) -> OracleResult:
     """Greedy generation in fp32 with `model.generate`, one prompt at a time."""
+    limits = (max_new_tokens, min_new_tokens, ignore_eos)
+    words = json.dumps([messages, limits, [(image.mode, image.size) for image in images]])
+    question = (Path(__file__).read_bytes(), digest(path), words.encode(), *(i.tobytes() for i in images))
+    return OracleResult(**kept(question, lambda: asdict(_generated(path, messages, images, *limits))))
+
+
+@torch.no_grad()
+def _generated(
+    path: Path,
+    messages: Sequence[Message],
+    images: Sequence[Image.Image],
+    max_new_tokens: int,
+    min_new_tokens: int | None,
+    ignore_eos: bool,
+) -> OracleResult:
     checkpoint = _open(path)
     inputs = _prepare(path, messages, images)
     config = copy.deepcopy(checkpoint.model.generation_config)
