@@ -13,6 +13,7 @@ import numpy as np
 from openai import AsyncOpenAI
 from PIL import Image
 
+import support.hurried_http  # noqa: F401
 from support.processes.cluster import PATIENCE, data_url
 from support.waiting import within
 

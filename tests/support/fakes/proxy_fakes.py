@@ -7,15 +7,14 @@ import json
 import ssl
 from collections.abc import Mapping
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import uvicorn.server
 from httpx2 import AsyncClient
 from openai import AsyncOpenAI
 from starlette.types import ASGIApp
 
+import support.hurried_http  # noqa: F401
 from support.fakes.fake_encoder import FakeEncoder
 from support.fakes.fake_pd import FakePD
 from support.fakes.fake_workers import MODEL, TOKEN
@@ -50,11 +49,6 @@ from triptych.proxy.quotas.table import QuotaTable, quota_specs
 from triptych.proxy.service import GrpcTransport
 from triptych.registry.registry import Registry
 from triptych.store.embedding_store import EmbeddingStore
-
-# uvicorn looks every 0.1 s whether it shall end, and then waits as long for its connections: longer than most
-# tests of a proxy take.
-_hurried = SimpleNamespace(**{**vars(asyncio), "sleep": lambda seconds: asyncio.sleep(seconds / 10)})
-uvicorn.server.asyncio = _hurried  # type: ignore[attr-defined]
 
 
 def poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
