@@ -180,6 +180,7 @@ class Cluster:
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=os.environ | self.token
             )
         self.extra.append(process)
+        self._metrics_urls.clear()
         return process
 
     def stop(self) -> int:
