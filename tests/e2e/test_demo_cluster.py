@@ -8,7 +8,6 @@ import runpy
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,10 +101,8 @@ def _loads_of_the_example(cluster: Cluster) -> list[str]:
     """By which paths the picture of the request to paste came to the PD worker; its answer is right."""
     reply: dict[str, Any] = cluster.post(json.loads(examples.EXAMPLE_REQUEST.read_text()))
     assert reply["choices"][0]["message"]["content"] == examples.EXPECTED_ANSWER
-    record = f"{cluster.url}/cluster/requests/{reply['id'].removeprefix('chatcmpl-')}"
-    with urllib.request.urlopen(record, timeout=10) as page:
-        spans = json.loads(page.read())["spans"]
-    return [span["note"] for span in spans if span["name"] == "load"]
+    record = cluster.get(f"/cluster/requests/{reply['id'].removeprefix('chatcmpl-')}")
+    return [span["note"] for span in record["spans"] if span["name"] == "load"]
 
 
 def _answers_of_the_examples(url: str) -> list[str]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import stat
 import subprocess
 import traceback
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -136,8 +134,8 @@ async def test_nobody_sees_a_secret_of_a_real_cluster(tmp_path: Path, guarded_st
             assert {worker.pool for worker in workers} == {"pd", "encoder"}
             seen = lambda: cluster.log.read_text().count("is ignored") >= 2  # noqa: E731
             await asyncio.to_thread(wait_for, "the impostor's registrations to be seen", seen)
-            body = {"model": "qwen3_vl", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
-            body["model"] = (await asyncio.to_thread(_models, cluster))[0]
+            (model,) = await asyncio.to_thread(cluster.models, API_KEY)
+            body = {"model": model, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
             reply = await asyncio.to_thread(cluster.post, body, key=API_KEY)
             assert reply["status"] == 200, reply
             assert impostor.methods == []
@@ -149,14 +147,6 @@ async def test_nobody_sees_a_secret_of_a_real_cluster(tmp_path: Path, guarded_st
     finally:
         await asyncio.to_thread(cluster.stop)
     _assert_log_is_clean(cluster)
-
-
-def _models(cluster: Cluster) -> list[str]:
-    request = urllib.request.Request(
-        f"{cluster.url}/v1/models", headers={"Authorization": f"Bearer {API_KEY}"}
-    )
-    with urllib.request.urlopen(request, timeout=30) as reply:
-        return [model["id"] for model in json.loads(reply.read())["data"]]
 
 
 def _assert_log_is_clean(cluster: Cluster) -> None:

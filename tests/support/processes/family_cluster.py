@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import time
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
@@ -41,7 +39,6 @@ class FamilyCluster:
 
     def _all_served(self) -> bool:
         time.sleep(0.5)  # a look at the registry is dear, and the workers need the cores
-        with urllib.request.urlopen(f"{self.cluster.url}/v1/models", timeout=10) as reply:
-            names = {model["id"] for model in json.loads(reply.read())["data"]}
+        names = self.cluster.models().keys()
         encoders = [worker for worker in self.cluster.workers() if worker.pool == "encoder"]
         return names == self._checkpoints.keys() and len(encoders) == len(names)
