@@ -175,7 +175,7 @@ class Cluster:
         path: str = "/v1/chat/completions",
         label: str = "",
     ) -> dict[str, Any]:
-        """The reply to a POST; `status` is added to it. `key` is the API key to send, `label` the request's."""
+        """The reply to a POST; `status` is added to it. `key`: the API key to send, `label`: its id."""
         headers = {"Content-Type": "application/json", **_with_key(key)}
         if label:
             headers["X-Request-ID"] = label
