@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from support.processes.cluster import PATIENCE, Cluster, free_port, start_cluster, wait_for
+from support.processes.cluster import PATIENCE, Cluster, free_port, running_cluster, wait_for
 from support.processes.processes import lives
 from support.tracing.collector import Collector, running_collector
 from support.tracing.requests import (
@@ -122,11 +122,8 @@ def _grpc_answer(cluster: Cluster) -> str:
 
 @pytest.mark.slow
 def test_a_new_picture_goes_by_the_store_where_that_is_asked_for(tmp_path: Path) -> None:
-    cluster = start_cluster(DEMO_MODEL, tmp_path, "--ec-transfer", "store")
-    try:
+    with running_cluster(DEMO_MODEL, tmp_path, "--ec-transfer", "store") as cluster:
         assert _loads_of_the_example(cluster) == [""]
-    finally:
-        cluster.stop()
 
 
 @pytest.mark.slow

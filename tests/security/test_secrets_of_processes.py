@@ -10,6 +10,7 @@ import stat
 import subprocess
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -121,11 +122,8 @@ async def test_nobody_sees_a_secret_of_a_real_cluster(tmp_path: Path, guarded_st
         words = ["--store", f"unix://{guarded_store}", "--store-password-file", str(tmp_path / "password")]
         environment |= {"TRIPTYCH_API_KEY": API_KEY}
     folder = tmp_path / "cluster"
-    cluster = await asyncio.to_thread(
-        lambda: start_cluster(
-            build_checkpoint("qwen3_vl"), folder, "--threads", "1", *words, environment=environment
-        )
-    )
+    start = partial(start_cluster, build_checkpoint("qwen3_vl"), folder, environment=environment)
+    cluster = await asyncio.to_thread(start, "--threads", "1", *words)
     try:
         names = _assert_hidden(cluster)
         assert {"pd-0", "encoder-0"} <= names

@@ -10,7 +10,7 @@ import pytest
 from examples.demo_models.audio.evaluate import cases, evaluate
 from examples.demo_models.audio.inference import Http
 from support.options import triptych
-from support.processes.cluster import Cluster, start_cluster
+from support.processes.cluster import Cluster, running_cluster
 from triptych import Client
 
 pytestmark = pytest.mark.timeout(300)
@@ -18,9 +18,9 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    cluster = start_cluster(None, tmp_path_factory.mktemp("audio"), "--demo", "audio", "--threads", "1")
-    yield cluster
-    cluster.stop()
+    words = ("--demo", "audio", "--threads", "1")
+    with running_cluster(None, tmp_path_factory.mktemp("audio"), *words) as cluster:
+        yield cluster
 
 
 def test_the_pasted_lines_are_told_and_the_number_is_written(served: Cluster, tmp_path: Path) -> None:

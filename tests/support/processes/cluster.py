@@ -276,7 +276,7 @@ def start_cluster(
 
 @contextlib.contextmanager
 def running_cluster(
-    model: Path, run_dir: Path, *words: str, environment: dict[str, str] | None = None
+    model: Path | None, run_dir: Path, *words: str, environment: dict[str, str] | None = None
 ) -> Iterator[Cluster]:
     """A cluster for the length of a `with`."""
     cluster = start_cluster(model, run_dir, *words, environment=environment)
