@@ -36,6 +36,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return FolderScheduling(config, log)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Clusters that stand still take time from the tests of other folders."""
+    from support.cluster_folders import end_clusters
+
+    end_clusters(item, nextitem)
+
+
 def pytest_collection_finish() -> None:
     """From here on garbage is collected, but not looked for in what was imported."""
     gc.freeze()
