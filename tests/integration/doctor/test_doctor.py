@@ -27,14 +27,14 @@ from triptych.store.embedding_store import EmbeddingStore
 GREETING = ("Triptych answers", "Paste ", "The picture:", "The answer:", "  ", "Ctrl-C")
 
 
-async def by_check(url: str) -> dict[str, CheckResult]:
-    return {result.check: result for _, results in await check_store(url, MIB) for result in results}
+async def by_check(url: str, nbytes: int = MIB) -> dict[str, CheckResult]:
+    return {result.check: result for _, results in await check_store(url, nbytes) for result in results}
 
 
 async def test_a_user_who_may_ask_for_little_learns_what_it_may(store: EmbeddingStore, store_url: str):
     await store.control.execute("ACL", "SETUSER", "default", "-time", "-eval", "-evalsha")
     try:
-        findings = await by_check(store_url)
+        findings = await by_check(store_url, 0)
     finally:
         await store.control.execute("ACL", "SETUSER", "default", "+@all")
     assert findings["policy"].verdict is findings["clock"].verdict is CheckOutcome.OK
