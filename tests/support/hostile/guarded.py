@@ -49,8 +49,8 @@ def guarded_cluster(folder: Path) -> Iterator[Guarded]:
     key_file.write_text("".join(f"{made[name][1]} {limits}\n" for name, limits in TENANTS.items()))
     checkpoint = build_checkpoint(FAMILY, folder / FAMILY)
     metrics_port = free_port()
-    words = ("--served-model-name", FAMILY, "--threads", "1", "--block-size", "8")
-    words += ("--api-key-file", str(key_file), "--metrics-port", str(metrics_port))
+    words = [*("--served-model-name", FAMILY, "--threads", "1", "--block-size", "8")]
+    words += ["--api-key-file", str(key_file), "--metrics-port", str(metrics_port)]
     environment = {"TRIPTYCH_INTERNAL_TOKEN": TOKEN}
     with running_cluster(checkpoint, folder / "run", *words, environment=environment) as cluster:
         cluster.metrics_url = f"http://127.0.0.1:{metrics_port}/metrics"
