@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import functools
 import io
 import json
 from collections.abc import Iterator
@@ -22,8 +21,7 @@ from support.data.checkpoints import build_checkpoint
 from support.data.oracle import hidden_states
 from support.data.pictures import picture
 from support.data.retrieval import pair_score, pooled, reranker
-from support.data.traffic import client_of
-from support.processes.cluster import Cluster, data_url, running_cluster, wait_for
+from support.processes.cluster import Cluster, data_url, start_cluster, wait_for
 from triptych import Client
 from triptych.base.errors import InvalidRequest
 from triptych.base.rpc.channels import make_channel
@@ -42,34 +40,31 @@ class Served:
     path: Path
 
     @property
-    def model(self) -> str:
-        return self.path.name
-
-    @property
     def client(self) -> AsyncOpenAI:
-        return client_of(self.cluster.url)
+        return AsyncOpenAI(base_url=f"{self.cluster.url}/v1", api_key="-", max_retries=0, timeout=120.0)
 
     async def post(self, route: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        reply = await asyncio.to_thread(self.cluster.post, {"model": self.model, **body}, path=route)
-        return reply["status"], reply
+        async with httpx2.AsyncClient(timeout=120.0) as http:
+            reply = await http.post(f"{self.cluster.url}{route}", content=json.dumps(body).encode())
+        return reply.status_code, reply.json()
 
 
 @pytest.fixture(scope="module")
 def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("embedder")
     path = build_checkpoint("qwen3_vl", folder / "qwen3_vl")
-    with running_cluster(path, folder / "run", *WORDS) as cluster:
-        yield Served(cluster, path)
+    cluster = start_cluster(path, folder / "run", *WORDS)
+    yield Served(cluster, path)
+    cluster.stop()
 
 
 @pytest.fixture(scope="module")
-def scorer(embedder: Served, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    """A colocated replica beside the embedder's workers."""
-    served = Served(embedder.cluster, reranker(tmp_path_factory.mktemp("scorer") / "judge"))
-    memory = ("--kv-memory", "64MiB", "--encoder-cache-memory", "32MiB", "--prepared-memory", "64MiB")
-    served.cluster.add_worker("colocated", str(served.path), *WORDS, *memory)
-    wait_for("the judge to be served", lambda: served.model in served.cluster.models())
-    return served
+def scorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("scorer")
+    path = reranker(folder / "judge")
+    cluster = start_cluster(path, folder / "run", *WORDS)
+    yield Served(cluster, path)
+    cluster.stop()
 
 
 def of_ids(path: Path, ids: list[int]) -> np.ndarray:
@@ -135,15 +130,15 @@ async def test_a_client_that_leaves_takes_its_inputs_with_it(embedder):
     before = embedder.cluster.total("pd", "vllm:prompt_tokens_total")
     with pytest.raises(httpx2.ReadTimeout):
         async with httpx2.AsyncClient(timeout=0.5) as http:
-            inputs = [text + " and on" * 60 for text in TEXTS] * 20
-            body = json.dumps({"model": embedder.model, "input": inputs})
+            body = json.dumps({"input": [text + " and on" * 60 for text in TEXTS] * 20})
             await http.post(f"{embedder.cluster.url}/v1/embeddings", content=body.encode())
     cluster = embedder.cluster
 
     def at_work() -> float:
         """Requests at the PD worker, and calls at the proxy, which submits their inputs."""
-        waiting = sum(cluster.total("pd", f"vllm:num_requests_{state}") for state in ("running", "waiting"))
-        return waiting + cluster.total("proxy", "triptych_requests_in_flight")
+        page = cluster.metrics("pd")[0]
+        waiting = page["vllm:num_requests_running"] + page["vllm:num_requests_waiting"]
+        return waiting + cluster.metrics("proxy")[0]["triptych_requests_in_flight"]
 
     wait_for("the client's inputs to have ended", lambda: at_work() == 0)
     done = cluster.total("pd", "vllm:prompt_tokens_total")
@@ -240,13 +235,11 @@ async def test_a_reranker_neither_chats_nor_completes(scorer):
 
 def test_the_client_embeds_and_ranks(embedder, scorer):
     with Client(embedder.cluster.url) as client:
-        model = embedder.model
-        ids = client.tokenize(TEXTS[5], model=model)
-        made = client.embed([TEXTS[5], TEXTS[6]], dimensions=32, model=model)
-        image = picture(5, 64, 48)
-        pictured = client.embed(TEXTS[2], files=image, add_generation_prompt=True, model=model)
+        ids = client.tokenize(TEXTS[5])
+        made = client.embed([TEXTS[5], TEXTS[6]], dimensions=32)
+        pictured = client.embed(TEXTS[2], files=picture(5, 64, 48), add_generation_prompt=True)
         with pytest.raises(InvalidRequest, match="dimension"):
-            client.embed("x", dimension=3, model=model)  # type: ignore[call-arg]
+            client.embed("x", dimension=3)  # type: ignore[call-arg]
     whole = of_ids(embedder.path, ids)[:32]
     close(made.vectors[0], whole / np.linalg.norm(whole))
     assert (len(made.vectors), len(made.vectors[1])) == (2, 32)
@@ -255,7 +248,7 @@ def test_the_client_embeds_and_ranks(embedder, scorer):
     hidden, _ = hidden_states(embedder.path, [{"role": "user", "content": content}], [picture(5, 64, 48)])
     close(pictured.vectors[0], pooled(hidden))
     with Client(scorer.cluster.url) as client:
-        ranking = client.rerank("which harbour?", [TEXTS[1], TEXTS[4]], top_n=1, model=scorer.model)
+        ranking = client.rerank("which harbour?", [TEXTS[1], TEXTS[4]], top_n=1)
     scores = [pair_score(scorer.path, "which harbour?", TEXTS[at]) for at in (1, 4)]
     assert [result.index for result in ranking.results] == [int(np.argmax(scores))]
     close(ranking.results[0].score, np.array(max(scores)))
@@ -268,16 +261,15 @@ async def test_grpc_embeds_and_ranks(embedder, scorer):
     picture(3, 64, 48).save(buffer, "PNG")
     async with make_channel(embedder.cluster.grpc_address) as channel:
         stub = proxy_pb2_grpc.ProxyServiceStub(channel)
-        embed = functools.partial(proxy_pb2.EmbedRequest, model=embedder.model)
-        request = embed(inputs=[{"text": TEXTS[5]}, {"token_ids": {"ids": ids}}])
+        request = proxy_pb2.EmbedRequest(inputs=[{"text": TEXTS[5]}, {"token_ids": {"ids": ids}}])
         made = [embedding async for embedding in stub.Embed(request)]
         parts = [{"image": buffer.getvalue()}, {"text": TEXTS[2]}]
-        chat = embed(messages=[{"role": "user", "parts": parts}], generation_prompt=True)
+        chat = proxy_pb2.EmbedRequest(messages=[{"role": "user", "parts": parts}], generation_prompt=True)
         pictured = [embedding async for embedding in stub.Embed(chat)]
         for wrong, field in (
-            (embed(inputs=[{"text": "x"}], dimensions=65), "dimensions"),
-            (embed(inputs=[{"text": "x"}, {}]), r"inputs\[1\]"),
-            (embed(), "inputs"),
+            (proxy_pb2.EmbedRequest(inputs=[{"text": "x"}], dimensions=65), "dimensions"),
+            (proxy_pb2.EmbedRequest(inputs=[{"text": "x"}, {}]), r"inputs\[1\]"),
+            (proxy_pb2.EmbedRequest(), "inputs"),
         ):
             with pytest.raises(aio.AioRpcError, match=field):
                 await anext(aiter(stub.Embed(wrong)))
@@ -291,7 +283,7 @@ async def test_grpc_embeds_and_ranks(embedder, scorer):
     async with make_channel(scorer.cluster.grpc_address) as channel:
         query = {"parts": [{"text": "which harbour?"}]}
         documents = [{"parts": [{"text": TEXTS[at]}]} for at in (1, 4, 9)]
-        ask = proxy_pb2.RerankRequest(model=scorer.model, query=query, documents=documents, top_n=2)
+        ask = proxy_pb2.RerankRequest(query=query, documents=documents, top_n=2)
         ranked = [document async for document in proxy_pb2_grpc.ProxyServiceStub(channel).Rerank(ask)]
     scores = [pair_score(scorer.path, "which harbour?", TEXTS[at]) for at in (1, 4, 9)]
     assert [document.index for document in ranked] == sorted(range(3), key=lambda at: -scores[at])[:2]

@@ -27,8 +27,8 @@ from triptych.store.embedding_store import EmbeddingStore
 MIB = 1 << 20
 KEYS = "tk-flood-0123456789", "tk-other-0123456789"
 BEARER, OTHER = (f"Bearer {key}" for key in KEYS)
-BODY, BUDGET, MEDIA = 8 * MIB, 32 * MIB, 32 * MIB
-FLAGS = ("--max-body", "8MiB", "--body-memory", "32MiB", "--media-memory", "32MiB")
+BODY, BUDGET, MEDIA = 16 * MIB, 64 * MIB, 64 * MIB
+FLAGS = ("--max-body", "16MiB", "--body-memory", "64MiB", "--media-memory", "64MiB")
 #: Of bodies or messages beside their budget: one that is parsed, whose text may take four bytes a character,
 #: and parts of the one before it and the one behind it, which are refused and joined.
 TRANSIENT = 6 * BODY
@@ -100,7 +100,7 @@ async def test_messages_without_a_key_are_never_read(proxy: ProxyProcess) -> Non
 
 async def test_bodies_without_a_key_are_never_read(proxy: ProxyProcess) -> None:
     before = proxy.forget_peak()
-    body = image_body("keyless", 11 * MIB // 2)
+    body = image_body("keyless", 11 * MIB)
     found = Counter(await asyncio.gather(*(post(proxy, body) for _ in range(CALLS))))
     assert set(found) <= {0, 401}
     assert proxy.memory("VmHWM") - before < SLACK
@@ -130,7 +130,7 @@ async def test_messages_with_a_key_stay_within_the_budgets(proxy: ProxyProcess, 
 async def test_bodies_with_a_key_stay_within_the_budgets(proxy: ProxyProcess, kind: str) -> None:
     before = proxy.forget_peak()
     if kind == "image":
-        bodies = [image_body(f"keyed {index}", 11 * MIB // 2) for index in range(CALLS)]
+        bodies = [image_body(f"keyed {index}", 11 * MIB) for index in range(CALLS)]
     else:
         # One character above the first plane makes four bytes of each.
         bodies = [text_body(f"\N{GRINNING FACE}{index} " + "x" * (BODY - MIB)) for index in range(CALLS)]
@@ -155,12 +155,12 @@ async def test_calls_one_after_the_other_leave_nothing(proxy: ProxyProcess) -> N
 async def test_many_tiny_values_are_counted_before_they_are_parsed(proxy: ProxyProcess, door: str) -> None:
     before = proxy.forget_peak()
     if door == "grpc":
-        request = proxy_pb2.ChatRequest.FromString(b"\x12\x00" * (7 * MIB // 2))
+        request = proxy_pb2.ChatRequest.FromString(b"\x12\x00" * (7 * MIB))
         for _ in range(4):
             error = await call(proxy, request, BEARER)
             assert "fields" in (error.details() or "")
     else:
-        body = b'{"messages":[' + b"{}," * (5 * MIB // 2) + b"{}]}"
+        body = b'{"messages":[' + b"{}," * (5 * MIB) + b"{}]}"
         assert [await post(proxy, body, BEARER) for _ in range(4)] == [413] * 4
     assert proxy.memory("VmHWM") - before < TRANSIENT + SLACK
 
