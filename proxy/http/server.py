@@ -159,9 +159,6 @@ async def _told_address(connection: socket.socket) -> str:
     raise BadHeader("a PROXY header without its end")
 
 
-_CLOSE = (b"connection", b"close")
-
-
 class ClosingMiddleware:
     """Adds `Connection: close` to every answer once `closing` is set."""
 
@@ -173,7 +170,7 @@ class ClosingMiddleware:
         def last(message: Message) -> Awaitable[None]:
             if self.closing and message["type"] == "http.response.start":
                 headers = [pair for pair in message.get("headers", ()) if pair[0].lower() != b"connection"]
-                message = {**message, "headers": [*headers, _CLOSE]}
+                message = {**message, "headers": [*headers, (b"connection", b"close")]}
             return send(message)  # no coroutine of its own: it is called for every token
 
         await self._app(scope, receive, last)

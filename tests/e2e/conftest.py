@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.processes.family_cluster import FamilyCluster
+from support.processes.families import FamilyCluster
 
 #: Token budget and block size of each family's PD worker: small, middle and large enough to never chunk.
 SHAPES = {"qwen3_vl": (33, 8), "qwen2_5_vl": (64, 16), "llava": (4096, 32)}

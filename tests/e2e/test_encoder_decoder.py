@@ -22,7 +22,7 @@ from support.data.sounds import audio_file, sound
 from support.data.traffic import client_of
 from support.encdec.oracle import audio_inputs, greedy, image_inputs, model_of, text_inputs, tokenizer_of
 from support.processes.cluster import data_url
-from support.processes.family_cluster import FamilyCluster
+from support.processes.families import FamilyCluster
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

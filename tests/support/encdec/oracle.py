@@ -23,8 +23,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from support.data.answers import digest, kept
-from support.data.oracle import OracleResult
+from support.data.oracle import OracleResult, digest, kept
 
 #: Inputs of the encoder: {"input_ids": [1, n]}, {"input_features": [1, mels, frames]} or
 #: {"pixel_values": [1, 3, height, width]}.

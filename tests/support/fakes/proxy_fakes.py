@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import ssl
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import httpcore2
 import pytest
+import uvicorn.server
 from httpx2 import AsyncClient
 from openai import AsyncOpenAI
 from starlette.types import ASGIApp
 
-import support.hurried_http  # noqa: F401
 from support.fakes.fake_encoder import FakeEncoder
 from support.fakes.fake_pd import FakePD
 from support.fakes.fake_workers import MODEL, TOKEN
@@ -49,6 +52,12 @@ from triptych.proxy.quotas.table import QuotaTable, quota_specs
 from triptych.proxy.service import GrpcTransport
 from triptych.registry.registry import Registry
 from triptych.store.embedding_store import EmbeddingStore
+
+# Every client, of http:// too, would read the system's CAs: that takes longer than most requests.
+httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
+# uvicorn looks every 0.1 s whether it shall end, and then waits as long for its connections.
+_hurried = SimpleNamespace(**{**vars(asyncio), "sleep": lambda seconds: asyncio.sleep(seconds / 10)})
+uvicorn.server.asyncio = _hurried  # type: ignore[attr-defined, assignment]
 
 
 def poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
