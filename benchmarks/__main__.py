@@ -18,9 +18,8 @@ _FOLDER = Path(__file__).parent
 
 
 def _sources() -> dict[str, Path]:
-    """The modules here and in `micro` that have a `main`, and packages with a `__main__.py`, by name."""
-    modules = [*_FOLDER.glob("[a-z]*.py"), *_FOLDER.glob("micro/[a-z]*.py")]
-    found = {path.stem: path for path in modules if "def main(" in path.read_text()}
+    """The modules here that have a `main`, and packages with a `__main__.py`, by name."""
+    found = {path.stem: path for path in _FOLDER.glob("[a-z]*.py") if "def main(" in path.read_text()}
     return found | {path.parent.name: path for path in _FOLDER.glob("*/__main__.py")}
 
 

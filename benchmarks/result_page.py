@@ -1,12 +1,15 @@
-"""A benchmark's page in `benchmarks/results`: always printed, and kept with `--write`."""
+"""A benchmark's page in `benchmarks/results`: always printed, and kept with `--write`; and its tables."""
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import math
 import os
 import platform
+import statistics
 import sys
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from triptych.base.machine.resources import cpu_name
@@ -43,3 +46,29 @@ def publish(text: str, page: Path, *, write: bool) -> None:
     sys.stdout.write(text)
     if write:
         page.write_text(text, encoding="utf-8")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], texts: Collection[int] = (0,)) -> list[str]:
+    """A Markdown table; the columns in `texts` are text, the rest numbers."""
+    rules = ("---" if index in texts else "---:" for index in range(len(head)))
+    return [f"| {' | '.join(cells)} |" for cells in (head, rules, *rows)]
+
+
+def number(value: float) -> str:
+    """Three digits, or all before the point."""
+    if math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median, and the range where there is one."""
+    return ranged(statistics.median(values), min(values), max(values)) if values else "–"
+
+
+def ranged(middle: float, low: float, high: float) -> str:
+    """A figure, and the range of those that it is of."""
+    words = [number(value) for value in (middle, low, high)]
+    return words[0] if words[1] == words[2] else "{} ({} – {})".format(*words)

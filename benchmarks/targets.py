@@ -73,8 +73,8 @@ TARGETS = tuple(
 _NAMED = {target.name: target for target in TARGETS}
 
 
-def read(path: Path = FILE) -> dict[str, Reached]:
-    return msgspec.json.decode(path.read_bytes(), type=dict[str, Reached]) if path.exists() else {}
+def read() -> dict[str, Reached]:
+    return msgspec.json.decode(FILE.read_bytes(), type=dict[str, Reached])
 
 
 def record(
@@ -84,13 +84,11 @@ def record(
     *,
     made_at: str = "",
     date: str = "",
-    machine: str = "",
-    path: Path = FILE,
 ) -> None:
     """Puts the figures of a target in the place of those before; a name that is no target is left out.
 
-    They were measured at commit `made_at`, on `date`, written 2026-11-23, on a `machine` with this chip: here
-    and today where nothing is said. ConfigError for a figure that the target does not have.
+    They were measured here at commit `made_at`, on `date`, written 2026-11-23: now and today where nothing is
+    said. ConfigError for a figure that the target does not have.
     """
     target = _NAMED.get(name)
     if target is None:
@@ -100,9 +98,9 @@ def record(
         raise ConfigError(f"target {name!r} has no figure {', '.join(sorted(unknown))}")
     date = date or datetime.datetime.now(datetime.UTC).date().isoformat()
     kept = {key: float(f"{value:.4g}") for key, value in figures.items()}
-    found = read(path) | {name: Reached(kept, date, made_at or commit(), machine or cpu_name(), page.name)}
+    found = read() | {name: Reached(kept, date, made_at or commit(), cpu_name(), page.name)}
     ordered = {target.name: found[target.name] for target in TARGETS if target.name in found}
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n")
+    FILE.write_bytes(msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n")
 
 
 def verdict(target: Target, reached: Reached | None) -> str:

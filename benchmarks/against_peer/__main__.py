@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 from benchmarks.against_peer.loads import FIGURES, LOADS, OTHERS_LIMIT, WORKLOADS, Load, Turn, quiet, ratios
@@ -21,12 +23,11 @@ from benchmarks.against_peer.rounds import (
     matrix_of,
     measure_turns,
     publish_turns,
-    run_command,
     systems_of,
     turns_parser,
 )
-from benchmarks.baselines.tables import number, spread, table
-from benchmarks.result_page import RESULTS, fill
+from benchmarks.baselines.runner import run_command
+from benchmarks.result_page import RESULTS, fill, number, spread, table
 from triptych.goodput.report.display import Display
 
 _COMMAND = "python -m benchmarks against_peer PEER --results DIR"
@@ -49,36 +50,35 @@ def page(turns: Sequence[Turn]) -> str:
 
 def reached(turns: Sequence[Turn]) -> dict[str, dict[str, float]]:
     """The figures of the targets that these turns answer, by the target's name."""
-    kept = quiet(turns)
     found: dict[str, dict[str, float]] = {}
-    for model in MODELS:
-        of_model = [turn for turn in kept if turn.model == model]
-        for load in loads_of(of_model, LOADS):
-            ours = of(of_model, "triptych", load)
-            vllm = _medians(ours, of(of_model, "vllm", load))
-            epd = _medians(ours, of(of_model, "vllm-epd", load))
-            found[f"vLLM, {model}, {load}"] = _named(vllm, ("req/s", "TTFT", "TPOT"))
-            found[f"vLLM's EPD, {model}, {load}"] = _named(epd, ("req/s",))
-            if model == "small":
-                if load == "image@1":
-                    alone = _medians(ours, of(of_model, "colocated", load))
-                    found["EPD by one replica, a request alone"] = _named(alone, ("TTFT",))
-                found[f"engine alone, small, {load}"] = _named(vllm, ("req/s", "TPOT"))
-                if load == "text-450@16":
-                    found["decode step of 16 at context 480, by vLLM's"] = _named(vllm, ("step",))
+    for model, load in product(MODELS, LOADS):
+        targets = (
+            (f"vLLM, {model}, {load.name}", "vllm", ("req/s", "TTFT", "TPOT")),
+            (f"vLLM's EPD, {model}, {load.name}", "vllm-epd", ("req/s",)),
+            (f"engine alone, {model}, {load.name}", "vllm", ("req/s", "TPOT")),
+            *_OF_ONE_LOAD.get((model, load.name), ()),
+        )
+        for name, theirs, figures in targets:
+            found[name] = medians(quiet(turns), model, load, ("triptych", theirs), figures)
     return {name: figures for name, figures in found.items() if figures}
 
 
+#: Targets whose names do not say model and load: name, what ours is compared with, figures.
+_OF_ONE_LOAD = {
+    ("small", "image@1"): [("EPD by one replica, a request alone", "colocated", ("TTFT",))],
+    ("small", "text-450@16"): [("decode step of 16 at context 480, by vLLM's", "vllm", ("step",))],
+}
 _COLUMNS = dict(zip(("req/s", "TTFT", "TPOT", "step", "CPU"), FIGURES, strict=True))
 
 
-def _medians(ours: Sequence[Turn], theirs: Sequence[Turn]) -> dict[str, float]:
-    found = {name: ratios(ours, theirs, figure) for name, figure in _COLUMNS.items()}
-    return {name: statistics.median(values) for name, values in found.items() if values}
-
-
-def _named(figures: dict[str, float], names: Sequence[str]) -> dict[str, float]:
-    return {name: figures[name] for name in names if name in figures}
+def medians(
+    turns: Iterable[Turn], model: str, load: Load, systems: tuple[str, str], figures: Iterable[str]
+) -> dict[str, float]:
+    """The first system by the second, in those of the figures that both have."""
+    of_model = [turn for turn in turns if turn.model == model]
+    ours, theirs = (of(of_model, system, load.name) for system in systems)
+    found = {figure: ratios(ours, theirs, _COLUMNS[figure]) for figure in figures}
+    return {figure: statistics.median(values) for figure, values in found.items() if values}
 
 
 def machine_lines(command: str, turns: Sequence[Turn], total: int) -> list[str]:
@@ -157,19 +157,14 @@ def of(turns: Sequence[Turn], system: str, load: str) -> list[Turn]:
 RESULT = RESULTS / "against_peer.md"
 
 
-def parser() -> argparse.ArgumentParser:
-    found = turns_parser(
-        __doc__, RESULT, model="small", systems="vllm,triptych", more_systems="vllm-epd, colocated, before"
-    )
-    found.add_argument("--before", type=Path, help="a checkout of Triptych to measure as `before`")
-    return found
-
-
 def main(arguments: list[str] | None = None) -> int:
-    options = parser().parse_args(arguments)
-    return run_command(options, measure, lambda: publish_turns(options, page, reached, RESULT))
+    parser = turns_parser(__doc__, RESULT, model="small", systems="vllm,triptych")
+    parser.add_argument("--before", type=Path, help="a checkout of Triptych to measure as `before`")
+    return run_command(partial(_measure, parser.parse_args(arguments)))
 
 
-def measure(options: argparse.Namespace, display: Display) -> bool:
+def _measure(options: argparse.Namespace, display: Display) -> bool:
+    if options.peer is None:
+        return publish_turns(options, page, reached, RESULT)
     matrix = matrix_of(options.model, options.peer.resolve())
     return measure_turns(options, display, matrix, systems_of(matrix, options.before), LOADS, WORKLOADS)

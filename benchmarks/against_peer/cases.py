@@ -4,7 +4,7 @@
     python -m benchmarks.against_peer.cases --results DIR --write
 
 PEER is the kit of `against_peer`. A part appends to its file in DIR and measures what is not in it yet;
-without PEER the page is made of DIR. PYTHONPATH may name a folder with scikit-image, for photographs.
+without PEER the page is made of DIR. Needs scikit-image, for photographs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import statistics
 import time
 import urllib.request
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from msgspec import structs
@@ -21,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.against_peer import failures
 from benchmarks.against_peer.loads import turn
-from benchmarks.against_peer.rounds import SAME_MEMORY, keep, kept, matrix_of, peer_parser, run_command
+from benchmarks.against_peer.rounds import SAME_MEMORY, keep, kept, matrix_of, peer_parser
 from benchmarks.against_peer.trials import (
     CONTENT,
     ONE_THREAD,
@@ -37,10 +38,9 @@ from benchmarks.baselines.cell import CellFiles, plan_cells, read_folder
 from benchmarks.baselines.cell_results import CellResults
 from benchmarks.baselines.matrix import Cells, Fixed, System
 from benchmarks.baselines.measure import warm_up
-from benchmarks.baselines.runner import MatrixRun, Options
+from benchmarks.baselines.runner import MatrixRun, run_command
 from benchmarks.baselines.servers import Server, ServerPool
-from benchmarks.baselines.tables import spread, table
-from benchmarks.result_page import RESULTS, fill, publish
+from benchmarks.result_page import RESULTS, fill, publish, spread, table
 from triptych.base.errors import ConfigError
 from triptych.goodput.load.workload import Picture
 from triptych.goodput.report.display import Display
@@ -55,7 +55,7 @@ REPLICATED = ("triptych", "replicas")
 
 #: Requests per second.
 RATES = (4, 8, 12)
-LOAD = "mix-photos" if CONTENT == "photos" else "mix"
+LOAD = "mix-photos"
 _RATIOS = (("triptych", "replicas"), ("triptych", "vllm-epd"))
 _FIGURES = ("good", "attainment", "ttft", "text_tpot")
 
@@ -107,10 +107,8 @@ def _embeddings(server: Server) -> tuple[float, float]:
             for sample in family.samples:
                 if sample.name in ("triptych_items_total", "vllm:mm_cache_queries_total"):
                     shown += sample.value
-                found = (
-                    sample.labels.get("result") in ("pd", "store") and sample.name == "triptych_items_total"
-                )
-                if found or sample.name == "vllm:mm_cache_hits_total":
+                ours = sample.name == "triptych_items_total" and sample.labels["result"] in ("pd", "store")
+                if ours or sample.name == "vllm:mm_cache_hits_total":
                     reused += sample.value
     return reused, shown
 
@@ -144,7 +142,7 @@ def measure_mixed(run: Run) -> None:
         )
         cells = plan_cells(matrix)
         files = CellFiles(run.folder / "mixed", matrix.name)
-        MatrixRun(matrix, cells, files, Options(retry_failed=True), run.display).run(cells)
+        MatrixRun(matrix, cells, files, run.display, retry_failed=True).run(cells)
 
 
 def mixed_section(measured: Sequence[CellResults]) -> list[str]:
@@ -199,10 +197,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--parts", default=",".join(PARTS), help="some of them")
     parser.add_argument("--seconds", type=float, default=30.0, help="of sending in a window of mixed")
     options = parser.parse_args(arguments)
-    return run_command(options, _measure, lambda: publish(page(options.results), PAGE, write=options.write))
+    return run_command(partial(_measure, options))
 
 
 def _measure(options: argparse.Namespace, display: Display) -> bool:
+    if options.peer is None:
+        publish(page(options.results), PAGE, write=options.write)
+        return True
     matrix = matrix_of("tiny", options.peer.resolve())
     names, parts = options.systems.split(","), options.parts.split(",")
     for flag, words, known in (("--systems", names, SYSTEMS), ("--parts", parts, tuple(PARTS))):

@@ -20,7 +20,7 @@ from benchmarks.against_peer.loads import turn
 from benchmarks.against_peer.rounds import keep, kept
 from benchmarks.against_peer.trials import CONTENT, RIGHT, Clients, Run, Trial, body, totals
 from benchmarks.baselines.servers import Server, serving
-from benchmarks.baselines.tables import table
+from benchmarks.result_page import table
 from triptych.goodput.load.workload import Picture
 
 REQUESTS, AT_ONCE = 64, 8
@@ -128,10 +128,5 @@ def section(trials: Sequence[Trial]) -> list[str]:
     head = ["what failed", "system", "requests", "failed", "other tokens", "answers/s"]
     reasons = {f"{trial.system}, {trial.case}: {error}" for trial in trials for error in trial.errors[:1]}
     lines = table([*head, "latency, s: median, worst"], rows, (0, 1))
-    return [
-        *lines,
-        "",
-        "The first error of each run, without repeats:",
-        "",
-        *(f"- `{r}`" for r in sorted(reasons)),
-    ]
+    lines += ["", "The first error of each run, without repeats:", ""]
+    return lines + [f"- `{reason}`" for reason in sorted(reasons)]

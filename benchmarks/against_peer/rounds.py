@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +14,6 @@ from typing import TypeVar
 
 import msgspec
 from msgspec import structs
-from rich.console import Console
 
 from benchmarks.against_peer.loads import Load, Turn, decode_step, quiet, seed_of, turn
 from benchmarks.baselines.cell import chosen
@@ -106,12 +104,12 @@ def vllm_server(
     return ("env", *(f"{name}={value}" for name, value in values.items()), *own, *words)
 
 
-def replicas(name: str, commands: Sequence[tuple[str, ...]]) -> System:
-    """Two servers whose ports are FIRST and SECOND, which take requests in turn."""
+def vllm_replicas(vllm: System) -> System:
+    """Two servers like `vllm` on a core each, which take requests in turn."""
     urls = [f"http://127.0.0.1:${{{port}}}" for port in REPLICA_PORTS]
     return System(
-        name=name,
-        commands=tuple(commands),
+        name="replicas",
+        commands=tuple(vllm_server(vllm, port, str(core)) for core, port in enumerate(REPLICA_PORTS)),
         url=",".join(urls),
         ports=REPLICA_PORTS,
         ready=tuple(f"{url}/health" for url in urls),
@@ -265,20 +263,18 @@ class Rounds:
         )
 
 
-def peer_parser(doc: str | None, page: Path, systems: str, more_systems: str = "") -> argparse.ArgumentParser:
-    """A parser with the default `systems`; `more_systems` names others in its help."""
+def peer_parser(doc: str | None, page: Path, systems: str) -> argparse.ArgumentParser:
+    """A parser with these default `systems`."""
     found = page_parser(doc, page, rounds=3)
     found.add_argument("peer", type=Path, nargs="?", help="folder of the peer kit; none: only the page")
     found.add_argument("--results", type=Path, required=True, help="folder of what is measured")
-    found.add_argument("--systems", default=systems, help=f"names: {more_systems or 'some of these'}")
+    found.add_argument("--systems", default=systems, help="names; one that is not known shows all")
     return found
 
 
-def turns_parser(
-    doc: str | None, page: Path, *, model: str, systems: str, more_systems: str
-) -> argparse.ArgumentParser:
-    """A parser for rounds of loads with the default `model`."""
-    found = peer_parser(doc, page, systems, f"{more_systems} too")
+def turns_parser(doc: str | None, page: Path, *, model: str, systems: str) -> argparse.ArgumentParser:
+    """A parser for rounds of loads with this default `model`."""
+    found = peer_parser(doc, page, systems)
     found.add_argument("--model", choices=MODELS, default=model)
     found.add_argument("--only", action="append", default=[], help="pattern of loads; again for more")
     found.add_argument("--first", type=int, default=0, help="number of the first round")
@@ -287,31 +283,12 @@ def turns_parser(
     return found
 
 
-def run_command(
-    options: argparse.Namespace,
-    measure: Callable[[argparse.Namespace, Display], bool],
-    finish: Callable[[], None],
-) -> int:
-    """Measures, or without a peer makes the page: 0 when all of it was done, 1 when not, 2 for bad input."""
-    # Servers end with this process, by SIGTERM too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    display = Display(Console(soft_wrap=True))
-    try:
-        if options.peer is not None:
-            return 0 if measure(options, display) else 1
-        finish()
-    except ConfigError as error:
-        display.warn(str(error))
-        return 2
-    return 0
-
-
 def publish_turns(
     options: argparse.Namespace,
     page: Callable[[Sequence[Turn]], str],
     reached: Callable[[Sequence[Turn]], Mapping[str, Mapping[str, float]]],
     result: Path,
-) -> None:
+) -> bool:
     """The page of all turns that are kept, and with --write the targets they answer."""
     turns = kept(sorted(options.results.glob("*.jsonl")), Turn)
     publish(page(turns), result, write=options.write)
@@ -320,6 +297,7 @@ def publish_turns(
         commits = ", ".join(sorted({turn.commit for turn in ours}))
         for name, figures in reached(turns).items():
             record(name, figures, result, made_at=commits, date=max(turn.date for turn in ours)[:10])
+    return True
 
 
 def measure_turns(
@@ -335,4 +313,5 @@ def measure_turns(
         if name not in known:
             raise ConfigError(f"--systems {name!r} is not known: use some of {', '.join(known)}")
     systems = [known[name] for name in options.systems.split(",")]
-    return Rounds(matrix, systems, workloads, options, display).run(chosen(loads, options.only))
+    chosen_loads = chosen({load.name: load for load in loads}, options.only)
+    return Rounds(matrix, systems, workloads, options, display).run(chosen_loads)

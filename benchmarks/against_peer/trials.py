@@ -8,16 +8,15 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import aiohttp
 import msgspec
 
-from benchmarks.against_peer.rounds import REPLICA_PORTS, ROOT, replicas, systems_of, triptych, vllm_server
+from benchmarks.against_peer.rounds import ROOT, systems_of, triptych, vllm_replicas
 from benchmarks.baselines.matrix import Matrix, System
 from benchmarks.baselines.servers import Server
-from benchmarks.baselines.tables import spread
+from benchmarks.result_page import spread
 from triptych.goodput.load.payload import data_url
 from triptych.goodput.load.words import text
 from triptych.goodput.load.workload import Picture
@@ -26,8 +25,8 @@ from triptych.goodput.report.display import Display
 TOKENS, TEXT_TOKENS = 64, 60
 TIMEOUT_SECONDS = 60.0
 ONE_THREAD = ("--threads", "1")
-#: What pictures show: parts of real photographs where scikit-image is there.
-CONTENT = "photos" if find_spec("skimage") else "waves"
+#: What pictures show.
+CONTENT = "photos"
 #: The name of the runs that say which tokens are right.
 RIGHT = "right"
 
@@ -72,11 +71,9 @@ class Run:
 def systems(matrix: Matrix) -> dict[str, System]:
     """Two of everything for Triptych and for vLLM alone; vLLM's EPD as the baselines have it."""
     words = ("--encoders", "2", "--pd-workers", "2", *ONE_THREAD)
-    vllm = matrix.named("vllm")
-    commands = [vllm_server(vllm, port, str(core)) for core, port in enumerate(REPLICA_PORTS)]
     return {
         "triptych": triptych(matrix.name, "triptych", ROOT, words),
-        "replicas": replicas("replicas", commands),
+        "replicas": vllm_replicas(matrix.named("vllm")),
         "vllm-epd": systems_of(matrix, None)["vllm-epd"],
     }
 

@@ -23,15 +23,16 @@ from matplotlib.ticker import MaxNLocator
 from benchmarks.autoscale.comparison import (
     BOTH_POOLS,
     COLD_STARTS,
+    LIMITS,
     OURS,
     PD_POLICIES,
+    PD_WORKERS,
     POLICIES,
     SLO,
     STATIC,
     STRICT_SLO,
     TrialFigures,
     kept,
-    trial_setup,
     trials,
 )
 from benchmarks.autoscale.policies import ENCODER_SLO
@@ -60,7 +61,7 @@ def draw(trace: Trace, found: Sequence[TrialFigures]) -> Figure:
         if both:
             title = f"{one.pd_seconds / static.pd_seconds:.0%} of its PD-worker-seconds"
             _workers(row[1], one.pd_timeline, one.seconds, COLOURS[index])
-            _dress(row[1], "PD workers", trial_setup().pd_workers, title)
+            _dress(row[1], "PD workers", PD_WORKERS, title)
             row[1].set_ylim(bottom=0)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=3)
     for axis in axes[-1]:
@@ -162,8 +163,8 @@ def report(found: Sequence[TrialFigures], options: argparse.Namespace) -> str:
         seconds=MOST_SECONDS,
         goodput=LEAST_GOODPUT,
         verdict=verdict(found),
-        pd_peak=trial_setup().pd_workers,
-        max_num_seqs=trial_setup().limits.pd.max_num_seqs,
+        pd_peak=PD_WORKERS,
+        max_num_seqs=LIMITS.pd.max_num_seqs,
         rows="\n".join(row(one, static_of(found, one.trace)) for one in ranked if not one.pd_seconds),
         both="\n".join(row(one, static_of(found, one.trace)) for one in ranked if one.pd_seconds),
         pictures="\n".join(f"![{name}](autoscale-{name}.png)" for name in TRACES),

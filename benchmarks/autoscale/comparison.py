@@ -17,7 +17,7 @@ from benchmarks.autoscale.policies import (
     pd_work,
     work_seconds,
 )
-from benchmarks.autoscale.pool import ElasticPDPool, ElasticPool, PoolHistory
+from benchmarks.autoscale.pool import ElasticPDPool, ElasticPool, PoolMoment
 from benchmarks.autoscale.traces import PEAK_WORKERS, TRACES, Trace, requests_of
 from triptych.base.config import GIB, EncoderConfig, PDConfig, ProxyConfig
 from triptych.base.errors import ConfigError
@@ -28,8 +28,6 @@ from triptych.simulator.costs.costs import (
     QWEN3_VL_4B,
     QWEN3_VL_4B_SHAPE,
     Chip,
-    CostModel,
-    ModelShape,
     encoder_costs,
     published,
 )
@@ -57,16 +55,31 @@ PD_POLICIES: dict[str, Callable[[int, float], Scaler]] = {
     "concurrency 8 (Knative)": lambda most, _: Concurrency(1, most, 8),
 }
 COLD_STARTS = (5.0, 60.0)
+#: Encoders on CPUs that reach 4 TFLOP/s of bfloat16, and 300 GB/s. Assumed, not measured.
+CPU = Chip("a server CPU", 8e12, 300e9, 0.5, 64 * 10**9)
+#: The cluster beside them: three PD workers on A100s by their published costs.
+PD_WORKERS = 3
+COSTS = replace(published("a100-80g"), encoder=encoder_costs(CPU, QWEN3_VL_4B))
+LIMITS = Limits(
+    proxy=ProxyConfig(max_queue=100_000),
+    encoder=EncoderConfig(device="cpu"),
+    pd=PDConfig(
+        kv_memory=20 * GIB,
+        max_num_seqs=256,
+        max_model_len=65_536,
+        max_num_batched_tokens=2048,
+        encoder_cache_memory=4 * GIB,
+    ),
+    store_memory=64 * GIB,
+)
+SLO = Slo((("ttft", 10_000.0), ("tpot", 100.0)))
 #: A second, stricter look at the same records.
 STRICT_SLO = Slo((("ttft", 5_000.0), ("tpot", 100.0)))
 
 
 @dataclass(frozen=True, slots=True)
 class TrialFigures:
-    """`strict`: requests within STRICT_SLO. `timeline`: (second, desired, ready, alive) where one changes.
-
-    `ttft`: the 99th percentile in seconds.
-    """
+    """`strict`: requests within STRICT_SLO. `ttft`: the 99th percentile in seconds."""
 
     trace: str
     policy: str
@@ -80,33 +93,27 @@ class TrialFigures:
     worker_seconds: float
     direction_changes: int
     leftovers: int
-    timeline: tuple[tuple[float, int, int, int], ...]
+    timeline: tuple[PoolMoment, ...]
     #: As those of the encoders, where PD workers are scaled.
     pd_seconds: float = 0.0
-    pd_timeline: tuple[tuple[float, int, int, int], ...] = ()
-
-
-def _timeline(history: PoolHistory) -> tuple[tuple[float, int, int, int], ...]:
-    moments = [(one.now, one.desired, one.ready, one.alive) for one in history.moments]
-    pairs = zip([(), *moments], moments, strict=False)
-    return tuple(one for before, one in pairs if one[1:] != before[1:])
+    pd_timeline: tuple[PoolMoment, ...] = ()
 
 
 def measure(trace: Trace, policy: str, cold_start: float, seed: int = 0) -> TrialFigures:
     """One trial, until its last request has ended. A static pool is there from the start.
 
-    Any other begins with one worker; PD workers that are not scaled stay as many as the setup has.
+    Any other begins with one worker; PD workers that are not scaled stay PD_WORKERS.
     """
-    setup, static = trial_setup(), policy == STATIC
-    load, times = requests_of(trace, setup.costs.encoder, setup.model, seed)
+    static = policy == STATIC
+    load, times = requests_of(trace, COSTS.encoder, QWEN3_VL_4B_SHAPE, seed)
     initial = PEAK_WORKERS if static else 1
     encoders = ElasticPool(POLICIES[policy](PEAK_WORKERS, cold_start), cold_start, initial)
     pools, pd = [encoders], None
     if trace.name in BOTH_POOLS:
-        pd = ElasticPDPool(PD_POLICIES[policy](setup.pd_workers, cold_start), cold_start)
+        pd = ElasticPDPool(PD_POLICIES[policy](PD_WORKERS, cold_start), cold_start)
         pools.append(pd)
-    shape = on_devices(0, setup.pd_workers if static or pd is None else 1)
-    found = simulate(load, times, shape, setup.costs, setup.model, setup.limits, controllers=pools)
+    shape = on_devices(0, PD_WORKERS if static or pd is None else 1)
+    found = simulate(load, times, shape, COSTS, QWEN3_VL_4B_SHAPE, LIMITS, controllers=pools)
     records, seconds = found.records, found.counters.seconds
 
     def within(slo: Slo) -> int:
@@ -125,9 +132,9 @@ def measure(trace: Trace, policy: str, cold_start: float, seed: int = 0) -> Tria
         worker_seconds=encoders.history.worker_seconds(seconds),
         direction_changes=encoders.history.direction_changes,
         leftovers=sum(found.leftovers.values()),
-        timeline=_timeline(encoders.history),
+        timeline=encoders.history.changes(),
         pd_seconds=0.0 if pd is None else pd.history.worker_seconds(seconds),
-        pd_timeline=() if pd is None else _timeline(pd.history),
+        pd_timeline=() if pd is None else pd.history.changes(),
     )
 
 
@@ -153,40 +160,3 @@ def kept(folder: Path, trial: tuple[str, str, float], seed: int = 0) -> TrialFig
         return msgspec.json.decode(path.read_bytes(), type=TrialFigures)
     except msgspec.DecodeError as error:
         raise ConfigError(f"--results {path} holds no trial ({error}): delete it") from None
-
-
-#: Encoders on CPUs that reach 4 TFLOP/s of bfloat16, and 300 GB/s. Assumed, not measured.
-CPU = Chip("a server CPU", 8e12, 300e9, 0.5, 64 * 10**9)
-SLO = Slo((("ttft", 10_000.0), ("tpot", 100.0)))
-
-
-@dataclass(frozen=True, slots=True)
-class TrialSetup:
-    """The cluster beside its encoders."""
-
-    costs: CostModel
-    model: ModelShape
-    pd_workers: int
-    limits: Limits
-
-
-def trial_setup() -> TrialSetup:
-    """Encoders on `CPU`, three PD workers on A100s by their published costs."""
-    name = f"encoders on {CPU.name}, PD workers on an A100"
-    return TrialSetup(
-        costs=replace(published("a100-80g"), name=name, encoder=encoder_costs(CPU, QWEN3_VL_4B)),
-        model=QWEN3_VL_4B_SHAPE,
-        pd_workers=3,
-        limits=Limits(
-            proxy=ProxyConfig(max_queue=100_000),
-            encoder=EncoderConfig(device="cpu"),
-            pd=PDConfig(
-                kv_memory=20 * GIB,
-                max_num_seqs=256,
-                max_model_len=65_536,
-                max_num_batched_tokens=2048,
-                encoder_cache_memory=4 * GIB,
-            ),
-            store_memory=64 * GIB,
-        ),
-    )

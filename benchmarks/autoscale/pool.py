@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from benchmarks.autoscale.policies import ByDemand, PoolView, Scaler
 from triptych.proxy.pool import POLL_SECONDS
@@ -24,17 +25,13 @@ class WorkerLife:
 
     address: str
     ordered: float
-    #: None while it starts.
-    ready: float | None = None
-    drains: float | None = None
     ended: float | None = None
 
     def seconds(self, now: float) -> float:
         return (now if self.ended is None else self.ended) - self.ordered
 
 
-@dataclass(frozen=True, slots=True)
-class PoolMoment:
+class PoolMoment(NamedTuple):
     """The pool at one second: what the scaler wants and what there is, draining workers included."""
 
     now: float
@@ -52,6 +49,11 @@ class PoolHistory:
 
     def worker_seconds(self, now: float) -> float:
         return sum(worker.seconds(now) for worker in self.workers)
+
+    def changes(self) -> tuple[PoolMoment, ...]:
+        """The moments that differ from the one before in more than their time."""
+        pairs = zip([None, *self.moments], self.moments, strict=False)
+        return tuple(one for before, one in pairs if before is None or one[1:] != before[1:])
 
     @property
     def direction_changes(self) -> int:
@@ -132,7 +134,6 @@ class ElasticPool:
 
     def _started(self, worker: WorkerLife) -> None:
         del self._starting[worker]
-        worker.ready = self._loop.now
         self._ready.append(worker)
         self._start_worker(worker.address)
 
@@ -141,7 +142,6 @@ class ElasticPool:
         self._show(self._cluster.register_encoder, address)
 
     def _drain(self, worker: WorkerLife) -> None:
-        worker.drains = self._loop.now
         if self.name == "encoder":
             self._cluster.encoders[worker.address].drain()
         self._show(partial(self._cluster.drains, self.name), worker.address)
@@ -180,7 +180,7 @@ class ElasticPDPool(ElasticPool):
 
     def _begin(self) -> None:
         for address in self._cluster.workers:
-            life = WorkerLife(f"{self.prefix}-{next(self._names)}", 0.0, ready=0.0)
+            life = WorkerLife(f"{self.prefix}-{next(self._names)}", 0.0)
             assert life.address == address
             self.history.workers.append(life)
             self._ready.append(life)

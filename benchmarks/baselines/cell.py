@@ -5,10 +5,10 @@ from __future__ import annotations
 import fnmatch
 import os
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from benchmarks.baselines.matrix import KINDS, Matrix, as_fields
 from triptych.base.errors import ConfigError
@@ -30,7 +30,7 @@ class Cell:
         return f"{self.kind}.{self.load}.{self.system}.{self.repeat}"
 
 
-def plan_cells(matrix: Matrix, repeats: int = 0) -> list[Cell]:
+def plan_cells(matrix: Matrix) -> list[Cell]:
     """In the order of measuring: cut off anywhere, every system has had as many turns as its neighbours.
 
     The capacity that the fixed rates come from is measured first, in all its repeats; then repeat by repeat,
@@ -41,7 +41,7 @@ def plan_cells(matrix: Matrix, repeats: int = 0) -> list[Cell]:
         for cells in matrix.cells
         for load in cells.loads
         for system in cells.systems
-        for repeat in range(repeats or cells.repeats or matrix.repeats)
+        for repeat in range(matrix.repeats)
     }
     loads, systems = list(matrix.loads), [system.name for system in matrix.system]
 
@@ -54,22 +54,16 @@ def plan_cells(matrix: Matrix, repeats: int = 0) -> list[Cell]:
     return sorted((Cell(*key) for key in asked), key=place)
 
 
-class _Named(Protocol):
-    @property
-    def name(self) -> str: ...
+T = TypeVar("T")
 
 
-_Item = TypeVar("_Item", bound=_Named)
-
-
-def chosen(items: Sequence[_Item], only: Iterable[str]) -> list[_Item]:
+def chosen(named: Mapping[str, T], only: Collection[str]) -> list[T]:
     """Those whose name one of the patterns fits, such as `fixed.mix.*`; all without patterns."""
-    patterns = list(only)
-    for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(item.name, pattern) for item in items):
-            raise ConfigError(f"--only {pattern!r} fits none: names are like {items[0].name}")
+    for pattern in only:
+        if not fnmatch.filter(named, pattern):
+            raise ConfigError(f"--only {pattern!r} fits none: names are like {next(iter(named))}")
     return [
-        item for item in items if not patterns or any(fnmatch.fnmatchcase(item.name, p) for p in patterns)
+        item for name, item in named.items() if not only or any(fnmatch.fnmatchcase(name, p) for p in only)
     ]
 
 

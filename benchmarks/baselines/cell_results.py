@@ -1,10 +1,10 @@
-"""The finished cells of one matrix for the report: figures, verdicts, the stage a loss comes from. Pure."""
+"""The finished cells of one matrix for the report: figures, comparisons, targets, stages. Pure."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from triptych.base.types import JsonObject
@@ -12,11 +12,18 @@ from triptych.goodput.load.client import STAGES
 from triptych.goodput.measure.figures import percentile
 from triptych.goodput.report.comparison import Ratio, ratio
 
-Found = JsonObject
 #: A share of failed requests above this leaves a comparison of latencies open: they are of completed ones.
 FAILED_LIMIT = 0.01
 #: Cores that processes outside of this run may use; above that a cell counts as measured on a loaded machine.
 OTHERS_LIMIT = 0.05
+#: The system that is compared, and those with which it is.
+OURS, OTHERS = "epd-shared", ("colocated", "vllm")
+#: What the ratio of ours over another system's is to be: at least, or at most where less is better.
+TARGETS = {
+    ("reuse-50", "goodput", "vllm"): 2.0,
+    ("mix", "text_tpot", "colocated"): 0.5,
+    ("images-4", "goodput", "colocated"): 1.3,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,40 +33,33 @@ class Metric:
     kind: str
     title: str
     more_is_better: bool
-    of: Callable[[Found], float | None]
-    latency: bool = False
+    of: Callable[[JsonObject], float | None]
 
 
-def _window(field: str, scale: float = 1.0) -> Callable[[Found], float | None]:
-    def of(cell: Found) -> float | None:
-        value = cell["windows"][0].get(field)
+def _window(field: str, scale: float = 1.0, *, streams: str = "") -> Callable[[JsonObject], float | None]:
+    """A field of the first window; of one kind of its requests where `streams` names it."""
+
+    def of(cell: JsonObject) -> float | None:
+        window = cell["windows"][0]
+        value = (window["by_kind"].get(streams, {}) if streams else window).get(field)
         return None if value is None else value * scale
 
     return of
 
 
-def _text_streams(field: str) -> Callable[[Found], float | None]:
-    def of(cell: Found) -> float | None:
-        value = cell["windows"][0].get("by_kind", {}).get("text", {}).get(field)
-        return None if value is None else float(value)
-
-    return of
-
-
-def _searched(cell: Found) -> float | None:
-    return float(cell["search"]["max_request_goodput"]) if cell["search"] else None
-
-
 def metrics(tail: int) -> dict[str, Metric]:
     """By a short name; `tail` is the percentile."""
+    tpot = f"p{tail}_tpot_ms"
     return {
-        "goodput": Metric("search", "goodput by search, req/s", True, _searched),
+        "goodput": Metric(
+            "search", "goodput by search, req/s", True, lambda cell: cell["search"]["max_request_goodput"]
+        ),
         "good": Metric("fixed", "goodput at the rate, req/s", True, _window("request_goodput")),
         "attainment": Metric("fixed", "attained, %", True, _window("slo_attainment", 100.0)),
-        "ttft": Metric("fixed", f"P{tail} TTFT, ms", False, _window(f"p{tail}_ttft_ms"), True),
-        "tpot": Metric("fixed", f"P{tail} TPOT, ms", False, _window(f"p{tail}_tpot_ms"), True),
+        "ttft": Metric("fixed", f"P{tail} TTFT, ms", False, _window(f"p{tail}_ttft_ms")),
+        "tpot": Metric("fixed", f"P{tail} TPOT, ms", False, _window(tpot)),
         "text_tpot": Metric(
-            "fixed", f"P{tail} TPOT of text streams, ms", False, _text_streams(f"p{tail}_tpot_ms"), True
+            "fixed", f"P{tail} TPOT of text streams, ms", False, _window(tpot, streams="text")
         ),
         "capacity": Metric("capacity", "closed loop, req/s", True, _window("request_throughput")),
     }
@@ -68,26 +68,21 @@ def metrics(tail: int) -> dict[str, Metric]:
 class CellResults:
     """One plan and its cells. Loads and systems are in the plan's order."""
 
-    def __init__(self, plan: Found, cells: Sequence[Found]) -> None:
-        self.matrix: Found = plan["matrix"]
+    def __init__(self, plan: JsonObject, cells: Sequence[JsonObject]) -> None:
+        self.matrix: JsonObject = plan["matrix"]
         self.planned: list[str] = list(plan["cells"])
         self.cells = list(cells)
         self.metrics = metrics(self.matrix["tail"])
-        self.systems: dict[str, Found] = {system["name"]: system for system in self.matrix["system"]}
+        self.systems: dict[str, JsonObject] = {system["name"]: system for system in self.matrix["system"]}
         self.loads: list[str] = list(self.matrix["loads"])
 
-    def role(self, name: str) -> str:
-        """The system that is `ours`, `colocated` or `other`."""
-        return str(self.matrix["roles"][name])
-
-    def by_repeat(self, kind: str, load: str, system: str) -> dict[int, Found]:
+    def by_repeat(self, kind: str, load: str, system: str) -> dict[int, JsonObject]:
         """The measured cells."""
+        wanted = {"kind": kind, "load": load, "system": system}
         return {
             found["cell"]["repeat"]: found
             for found in self.cells
-            if found["status"] == "done"
-            and (found["cell"]["kind"], found["cell"]["load"], found["cell"]["system"])
-            == (kind, load, system)
+            if found["status"] == "done" and found["cell"].items() >= wanted.items()
         }
 
     def values(self, name: str, load: str, system: str) -> dict[int, float]:
@@ -104,21 +99,8 @@ class CellResults:
         both = sorted(first.keys() & second.keys())
         if not both:
             return None
-        metric = self.metrics[name]
         sides = [[values[repeat] for repeat in both] for values in (first, second)]
-        return ratio(name, sides[0], sides[1], paired=True, more_is_better=metric.more_is_better)
-
-    def reading(self, name: str, load: str, a: str, b: str) -> str:
-        """ "better", "worse", "open" of B against A; "not measured"."""
-        found = self.ratio(name, load, a, b)
-        if found is None:
-            return "not measured"
-        if (
-            self.metrics[name].latency
-            and max(self.failed_share(load, a), self.failed_share(load, b)) > FAILED_LIMIT
-        ):
-            return "open: requests failed"
-        return found.reading
+        return ratio(name, *sides, paired=True, more_is_better=self.metrics[name].more_is_better)
 
     def failed_share(self, load: str, system: str) -> float:
         """Over all fixed windows of a system on a load."""
@@ -132,18 +114,15 @@ class CellResults:
     def measured_systems(self, kind: str, load: str) -> list[str]:
         return [name for name in self.systems if self.by_repeat(kind, load, name)]
 
-    def plans(self, kind: str, load: str, system: str) -> bool:
-        return any(name.startswith(f"{kind}.{load}.{system}.") for name in self.planned)
-
     def missing(self) -> list[str]:
         """Planned cells that are not measured yet."""
         there = {cell_name(found) for found in self.cells}
         return [name for name in self.planned if name not in there]
 
-    def failed(self) -> list[Found]:
+    def failed(self) -> list[JsonObject]:
         return [found for found in self.cells if found["status"] == "failed"]
 
-    def loaded(self) -> list[Found]:
+    def loaded(self) -> list[JsonObject]:
         """Cells during which processes outside of the run used the machine."""
         return [
             found
@@ -152,10 +131,10 @@ class CellResults:
         ]
 
     def unlike_requests(self) -> list[str]:
-        """Fixed cells whose requests had other lengths, by the servers' own count, than those of `ours`."""
+        """Fixed cells whose requests had other lengths, by the servers' own count, than those of ours."""
         found = []
         for load in self.loads:
-            mine = self.by_repeat("fixed", load, self.role("ours"))
+            mine = self.by_repeat("fixed", load, OURS)
             for system in self.measured_systems("fixed", load):
                 for repeat, cell in self.by_repeat("fixed", load, system).items():
                     if repeat in mine and not _alike(mine[repeat], cell):
@@ -163,111 +142,62 @@ class CellResults:
         return found
 
 
-def _alike(one: Found, other: Found) -> bool:
+def _alike(one: JsonObject, other: JsonObject) -> bool:
     """Mean prompt length of completed requests within 1 %."""
-    means = []
-    for cell in (one, other):
-        lengths = [length for length in cell["windows"][0].get("input_lens", ()) if length]
-        means.append(statistics.fmean(lengths) if lengths else 0.0)
-    return abs(means[0] - means[1]) <= 0.01 * max(means)
+    windows = (one["windows"][0], other["windows"][0])
+    means = [window["total_input_tokens"] / window["completed"] for window in windows]
+    return bool(abs(means[0] - means[1]) <= 0.01 * max(means))
 
 
-def cell_name(found: Found) -> str:
-    cell = found["cell"]
-    return f"{cell['kind']}.{cell['load']}.{cell['system']}.{cell['repeat']}"
-
-
-#: What a first token waits for; `decode` is what follows.
-BEFORE_FIRST_TOKEN = tuple(stage for stage in STAGES if stage != "decode")
+def cell_name(found: JsonObject) -> str:
+    return "{kind}.{load}.{system}.{repeat}".format(**found["cell"])
 
 
 @dataclass(frozen=True, slots=True)
-class RatioTarget:
-    """A ratio of `ours` over the system in the role `against`; `{tail}` in the title is the matrix's.
+class Comparison:
+    """One figure of ours over that of the system `against`. `reading`: better, worse or open, and why.
 
-    At least `need`; at most, where less is better.
+    `target`: what the ratio is to be, and whether it is; empty where it has none.
     """
 
-    title: str
-    metric: str
     load: str
+    metric: Metric
     against: str
-    need: float
-
-
-TARGETS = (
-    RatioTarget("goodput with half of the pictures seen before", "goodput", "reuse-50", "other", 2.0),
-    RatioTarget("P{tail} TPOT of text streams in the mix", "text_tpot", "mix", "colocated", 0.5),
-    RatioTarget("goodput with 4 pictures", "goodput", "images-4", "colocated", 1.5),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """`state`: met, missed, not measured. `by` is the distance in words."""
-
-    state: str
-    ratio: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
-    by: str = ""
-
-
-def judge_target(results: CellResults, target: RatioTarget) -> Outcome:
-    """By the ratio of the medians; the range of single repeats stands beside it."""
-    a, b = results.role(target.against), results.role("ours")
-    metric = results.metrics[target.metric]
-    found = results.ratio(target.metric, target.load, a, b)
-    if found is None:
-        return Outcome("not measured")
-    if math.isnan(found.ratio):
-        return Outcome("not measured", by=f"{a} sustained no rate at all; {b} {found.b:.3g}/s")
-    met = found.ratio >= target.need if metric.more_is_better else found.ratio <= target.need
-    distance = found.ratio / target.need - 1
-    side = "above" if distance >= 0 else "below"
-    by = f"{abs(distance):.0%} {side} {target.need:g}"
-    return Outcome("met" if met else "missed", found.ratio, found.low, found.high, by)
-
-
-def planned_targets(results: CellResults) -> list[RatioTarget]:
-    """Those whose cells, both sides, are in the plan."""
-    return [
-        target
-        for target in TARGETS
-        if all(
-            results.plans(results.metrics[target.metric].kind, target.load, results.role(role))
-            for role in ("ours", target.against)
-        )
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One comparison of `ours` with another system."""
-
-    load: str
-    metric: str
-    against: str
-    ratio: float
-    low: float
-    high: float
+    ratio: Ratio
     reading: str
+    target: str
 
 
-def comparisons(results: CellResults) -> list[Line]:
-    """Of ours with the two other roles, on every load and figure that both have."""
-    ours, found = results.role("ours"), []
+def comparisons(results: CellResults) -> list[Comparison]:
+    """Of ours with the other two, on every load and figure that both have."""
+    found = []
     for load in results.loads:
-        for name in results.metrics:
-            for against in (results.role("colocated"), results.role("other")):
-                one = results.ratio(name, load, against, ours)
-                if one is not None and against != ours:
-                    reading = results.reading(name, load, against, ours)
-                    found.append(Line(load, name, against, one.ratio, one.low, one.high, reading))
+        for name, metric in results.metrics.items():
+            for against in OTHERS:
+                one = results.ratio(name, load, against, OURS)
+                if one is None:
+                    continue
+                failed = max(results.failed_share(load, against), results.failed_share(load, OURS))
+                # Latencies are of completed requests.
+                open_ = failed > FAILED_LIMIT and not metric.more_is_better
+                reading = "open: requests failed" if open_ else one.reading
+                target = _judged(one, TARGETS.get((load, name, against)))
+                found.append(Comparison(load, metric, against, one, reading, target))
     return found
 
 
-def stage_table(results: CellResults, load: str, system: str) -> dict[str, tuple[float, float]]:
+def _judged(found: Ratio, need: float | None) -> str:
+    """By the ratio of the medians; a system that sustained no rate at all cannot be compared with."""
+    if need is None:
+        return ""
+    sign = "≥" if found.more_is_better else "≤"
+    if math.isnan(found.ratio):
+        return f"{sign} {need:g}: no rate to compare with"
+    met = found.ratio >= need if found.more_is_better else found.ratio <= need
+    return f"{sign} {need:g}: " + ("met" if met else f"**missed** by {abs(found.ratio / need - 1):.0%}")
+
+
+def stage_times(results: CellResults, load: str, system: str) -> dict[str, tuple[float, float]]:
     """(median, tail) in seconds by stage that the server reports: of completed requests, over all repeats at
     the fixed rate.
     """
@@ -284,67 +214,13 @@ def stage_table(results: CellResults, load: str, system: str) -> dict[str, tuple
     }
 
 
-def explain_loss(results: CellResults, load: str, metric: str, against: str) -> str:
-    """In words: which stage of ours a loss comes from, by its stage times. Empty without any."""
-    mine = stage_table(results, load, results.role("ours"))
-    if not mine:
-        return ""
-    if metric in ("tpot", "text_tpot", "capacity"):
-        return _explain_decode(results, load, mine, stage_table(results, load, against), against)
-    stages = [stage for stage in BEFORE_FIRST_TOKEN if stage in mine]
-    theirs = stage_table(results, load, against)
-    if not stages:
-        return ""
-    # Against a server without timings, the longest stage; else the one that is longer by most.
-    worst = max(stages, key=lambda stage: mine[stage][1] - theirs.get(stage, (0.0, 0.0))[1])
-    tail = results.matrix["tail"]
-    beside = f", {theirs[worst][1] * 1000:.0f} ms there" if worst in theirs else ""
-    return f"{worst}: P{tail} {mine[worst][1] * 1000:.0f} ms{beside}"
-
-
-def _explain_decode(
-    results: CellResults,
-    load: str,
-    mine: Mapping[str, tuple[float, float]],
-    theirs: Mapping[str, tuple[float, float]],
-    against: str,
-) -> str:
-    if "decode" not in mine:
-        return ""
-    beside = f", {theirs['decode'][0] * 1000:.0f} ms there" if "decode" in theirs else ""
-    cores = [cores_used(results, load, name) for name in (results.role("ours"), against)]
-    used = f"cores used {cores[0]:.2f}, {cores[1]:.2f} there"
-    return f"decode: median {mine['decode'][0] * 1000:.0f} ms{beside}; {used}"
-
-
-def cores_used(results: CellResults, load: str, system: str) -> float:
-    """CPU seconds per second of all its processes at the fixed rate, median of the repeats."""
-    sums = [sum(cell["cpu_shares"].values()) for cell in results.by_repeat("fixed", load, system).values()]
-    return statistics.median(sums) if sums else math.nan
-
-
-def busiest(results: CellResults, load: str, system: str, count: int = 3) -> list[tuple[str, float]]:
-    """The processes that take most, by median share of a core over the repeats."""
-    shares: dict[str, list[float]] = {}
-    for cell in results.by_repeat("fixed", load, system).values():
-        for name, share in cell["cpu_shares"].items():
-            shares.setdefault(name, []).append(share)
-    ranked = sorted(
-        ((name, statistics.median(found)) for name, found in shares.items()), key=lambda one: -one[1]
-    )
-    return [(name, share) for name, share in ranked[:count] if share >= 0.005]
-
-
-def best_setting(results: CellResults, load: str) -> tuple[str, float] | None:
-    """The best of colocated's settings in the closed loop, and the baseline's share of it."""
-    base = results.role("colocated")
-    names = [base, *(name for name, system in results.systems.items() if system["variant_of"] == base)]
-    middles = {
-        name: statistics.median(values.values())
-        for name in names
-        if (values := results.values("capacity", load, name))
-    }
-    if base not in middles or len(middles) < 2:
-        return None
-    best = max(middles, key=lambda name: middles[name])
-    return best, middles[base] / middles[best]
+def cores_used(results: CellResults, load: str, system: str) -> tuple[float, dict[str, float]]:
+    """CPU seconds per second at the fixed rate, medians of the repeats: of all processes, and by name of the
+    three that take most.
+    """
+    cells = [cell["cpu_shares"] for cell in results.by_repeat("fixed", load, system).values()]
+    names = {name for shares in cells for name in shares}
+    medians = {name: statistics.median(s[name] for s in cells if name in s) for name in names}
+    busiest = sorted(medians, key=lambda name: medians[name], reverse=True)[:3]
+    total = statistics.median(sum(shares.values()) for shares in cells)
+    return total, {name: medians[name] for name in busiest if medians[name] >= 0.005}

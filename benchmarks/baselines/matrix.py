@@ -31,8 +31,7 @@ class System(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Every name in `ports` becomes a free port that `${NAME}` stands for; `${SCRATCH}` is a folder in memory
     that is emptied between cells. `ready` are paths of `url`, or URLs, that answer 200 once it serves.
-    `brief`: it runs only while one of its cells does. `pause`: its process groups are stopped between cells,
-    for servers that take CPU while idle. `variant_of`: these are other settings of that system.
+    `pause`: its process groups are stopped between cells, for servers that take CPU while idle.
     """
 
     name: Name
@@ -43,11 +42,8 @@ class System(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ready: tuple[str, ...] = ("/health",)
     ports: tuple[str, ...] = ()
     env: dict[str, str] = {}
-    cwd: str = ""
     timeout: Annotated[float, msgspec.Meta(gt=0, lt=3600)] = 600.0
-    brief: bool = False
     pause: bool = False
-    variant_of: str = ""
     about: str = ""
 
 
@@ -79,24 +75,17 @@ class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Cells(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Every load with every system; `repeats` 0 means the file's."""
+    """Every load with every system."""
 
     kind: Kind
     loads: tuple[str, ...]
     systems: tuple[str, ...]
-    repeats: int = 0
-
-
-class Roles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which systems the report sets against each other."""
-
-    ours: str = "epd-shared"
-    colocated: str = "colocated"
-    other: str = "vllm"
 
 
 class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One TOML file. `loads`: the preset's name and its SLO; `tail`: the percentile that is compared."""
+    """One TOML file. `loads`: the preset's name and its SLO; `tail`: the percentile that is compared;
+    `content`: what pictures show, where it is not what the loads' own do.
+    """
 
     name: Name
     model: str
@@ -110,8 +99,6 @@ class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     capacity: Capacity = Capacity()
     fixed: Fixed = Fixed()
     search: Search = Search()
-    roles: Roles = Roles()
-    #: What pictures show, of `--image-content`; the loads' own where it is empty.
     content: str = ""
 
     def named(self, name: str) -> System:
@@ -124,16 +111,12 @@ class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read_matrix(path: Path, environment: Mapping[str, str] = os.environ) -> Matrix:
     """ConfigError naming the file, the field and the remedy."""
     try:
-        raw = tomllib.loads(path.read_text())
-        matrix = msgspec.convert(raw, Matrix)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise ConfigError(f"{path}: {error}") from error
-    try:
+        matrix = msgspec.convert(tomllib.loads(path.read_text()), Matrix)
         _check(matrix)
         return _expanded(matrix, environment)
-    except ConfigError as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError, ConfigError) as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
@@ -180,7 +163,7 @@ def _check(matrix: Matrix) -> None:
         if not matrix.slo(load).limits:
             raise ConfigError(f"loads.{load} has no SLO: write one like ttft:1000 tpot:100")
     for system in matrix.system:
-        _check_system(system, names)
+        _check_system(system)
     for index, cells in enumerate(matrix.cells):
         _known(f"cells[{index}].loads", cells.loads, matrix.loads)
         _known(f"cells[{index}].systems", cells.systems, names)
@@ -206,7 +189,7 @@ def _check_capacity(matrix: Matrix) -> None:
         )
 
 
-def _check_system(system: System, names: Collection[str]) -> None:
+def _check_system(system: System) -> None:
     where = f"system {system.name!r}"
     if bool(system.launch) == bool(system.commands):
         raise ConfigError(f"{where} needs either launch or commands")
@@ -216,8 +199,6 @@ def _check_system(system: System, names: Collection[str]) -> None:
             raise ConfigError(f"{where}: pause is for commands; workers of a launched cluster must report")
     elif not system.url:
         raise ConfigError(f"{where} has commands and no url: say where it answers")
-    if system.variant_of:
-        _known(f"{where}: variant_of", (system.variant_of,), names)
 
 
 def _known(where: str, given: Collection[str], known: Collection[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from benchmarks.baselines.cell import Cell, seed_of
@@ -24,12 +24,8 @@ from triptych.goodput.run import Bench, ready
 #: After a start: as many requests with pictures, so that what is compiled or imported late is there.
 _SETTLE_REQUESTS = 12
 _SETTLE_SEED = 1_999_993
-#: Of one request each, or of all its tokens: kept for no window, or for none of a search.
+#: Fields of a window that no report reads and that are long.
 _BULKY = ("itls", "queue_depths")
-_PER_REQUEST = (
-    *("input_lens", "output_lens", "ttfts", "latencies", "start_times", "queue_times", "errors", "images"),
-    *("stages", "caches"),
-)
 
 
 class CellFailed(TriptychError):
@@ -74,7 +70,7 @@ def settings_of(matrix: Matrix, cell: Cell, target: Target, seed: int, rate: flo
     )
 
 
-def rate_of(matrix: Matrix, cell: Cell, finished: Sequence[Found]) -> float | None:
+def rate_of(matrix: Matrix, cell: Cell, finished: Collection[JsonObject]) -> float | None:
     """None for a closed loop. CellFailed when what the rate comes from is not measured."""
     if cell.kind == "capacity":
         return None
@@ -139,27 +135,19 @@ def measure_cell(
     after = usages(server.pids, memory=True)
     found.cpu_shares = cpu_shares(before, after, wall)
     found.memory_mb = round(sum(usage.memory_mb for usage in after.values()), 1)
-    found.windows = [without_bulk(window_fields(window), cell.kind == "search") for window in bench.windows]
+    windows = [window_fields(window) for window in bench.windows]
+    found.windows = [{key: window[key] for key in window if key not in _BULKY} for window in windows]
     if not any(window["completed"] for window in found.windows):
         raise CellFailed(f"no request was answered: {bench.windows[0].report.records[-1].error}")
 
 
-def without_bulk(window: JsonObject, short: bool) -> JsonObject:
-    """Without what no report reads; `short` leaves out all that is of single requests but the first error."""
-    dropped = _BULKY + (_PER_REQUEST if short else ())
-    kept = {name: value for name, value in window.items() if name not in dropped}
-    errors = [error for error in window["errors"] if error]
-    return kept | ({"first_error": errors[0]} if short and errors else {})
-
-
-Found = JsonObject
 #: A search begins below a rate that was not sustained, and at one that was.
 _BELOW = 0.6
 #: Seconds, before a cell of the kind has been finished.
 FIRST_GUESS = {"capacity": 45.0, "fixed": 90.0, "search": 420.0}
 
 
-def done_cells(finished: Sequence[Found], **wanted: str) -> list[Found]:
+def done_cells(finished: Collection[JsonObject], **wanted: str) -> list[JsonObject]:
     """Those that are measured, of the `wanted` kind, load and system."""
     return [
         found
@@ -168,7 +156,7 @@ def done_cells(finished: Sequence[Found], **wanted: str) -> list[Found]:
     ]
 
 
-def fixed_rate(matrix: Matrix, load: str, finished: Sequence[Found]) -> float | None:
+def fixed_rate(matrix: Matrix, load: str, finished: Collection[JsonObject]) -> float | None:
     """Requests per second for every system and repeat alike; None while there is no capacity.
 
     A rate that a fixed cell has been measured with stays, whatever capacities come later.
@@ -184,7 +172,7 @@ def fixed_rate(matrix: Matrix, load: str, finished: Sequence[Found]) -> float | 
     return statistics.median(capacities) * matrix.fixed.share if capacities else None
 
 
-def search_start(matrix: Matrix, cell: Cell, finished: Sequence[Found]) -> float | None:
+def search_start(matrix: Matrix, cell: Cell, finished: Collection[JsonObject]) -> float | None:
     """The first rate of a search: what this system did at the fixed rate says on which side to begin."""
     rate = fixed_rate(matrix, cell.load, finished)
     if rate is None:
@@ -199,7 +187,7 @@ def window_requests(matrix: Matrix, rate: float) -> int:
     return max(min(matrix.fixed.requests, round(rate * matrix.fixed.seconds)), 5)
 
 
-def estimate(cell: Cell, finished: Sequence[JsonObject]) -> float:
+def estimate(cell: Cell, finished: Collection[JsonObject]) -> float:
     """Seconds: the median of finished cells of the kind on this load by this system, on this load, of the
     kind; whichever there is first."""
     wanted = {"kind": cell.kind, "load": cell.load, "system": cell.system}
@@ -211,13 +199,5 @@ def estimate(cell: Cell, finished: Sequence[JsonObject]) -> float:
     return FIRST_GUESS[cell.kind]
 
 
-def seconds_left(cells: Iterable[Cell], finished: Sequence[JsonObject]) -> float:
+def seconds_left(cells: Iterable[Cell], finished: Collection[JsonObject]) -> float:
     return sum(estimate(cell, finished) for cell in cells)
-
-
-def format_duration(seconds: float) -> str:
-    """ "1 h 05 min", "12 min", "40 s"."""
-    minutes = round(seconds / 60)
-    if minutes >= 60:
-        return f"{minutes // 60} h {minutes % 60:02d} min"
-    return f"{minutes} min" if seconds >= 90 else f"{seconds:.0f} s"

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import signal
+import sys
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+
+from rich.console import Console
 
 from benchmarks.baselines.cell import Cell, CellFiles
 from benchmarks.baselines.matrix import Matrix, System, asked_of
@@ -13,42 +17,48 @@ from benchmarks.baselines.measure import (
     CellFailed,
     Measured,
     estimate,
-    format_duration,
     measure_cell,
     rate_of,
     seconds_left,
     warm_up,
 )
-from benchmarks.baselines.servers import Server, ServerPool, idle_shares
+from benchmarks.baselines.servers import Server, ServerPool
 from triptych.base.errors import ConfigError, TriptychError
+from triptych.base.progress.tasks import duration
 from triptych.base.types import JsonObject
 from triptych.goodput.report.display import Display
 from triptych.goodput.report.machine import describe, load_average
 
-#: Cores that all idle servers together may take before they are listed.
-IDLE_LIMIT = 0.02
-IDLE_SECONDS = 5.0
 
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """`minutes` 0: no limit. `restart_each`: a server serves one cell only."""
-
-    minutes: float = 0.0
-    restart_each: bool = False
-    retry_failed: bool = False
+def run_command(work: Callable[[Display], bool]) -> int:
+    """The exit status of a command line: 0 when `work` did all of it, 1 when not, 2 for bad input."""
+    # Servers end with this process, by SIGTERM too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    display = Display(Console(soft_wrap=True))
+    try:
+        return 0 if work(display) else 1
+    except ConfigError as error:
+        display.warn(str(error))
+        return 2
 
 
 class MatrixRun:
-    """Measures the cells that are left, in their order."""
+    """Measures the cells that are left, in their order; with `minutes` none that would end after them."""
 
     def __init__(
-        self, matrix: Matrix, cells: Sequence[Cell], files: CellFiles, options: Options, display: Display
+        self,
+        matrix: Matrix,
+        cells: Sequence[Cell],
+        files: CellFiles,
+        display: Display,
+        minutes: float = 0.0,
+        retry_failed: bool = False,
     ) -> None:
         self._matrix = matrix
         self._cells = cells
         self._files = files
-        self._options = options
+        self._seconds = minutes * 60
+        self._retry_failed = retry_failed
         self._display = display
         self._pool = ServerPool(matrix.model, self._warm_up)
         self._load_at_start = load_average()
@@ -59,35 +69,26 @@ class MatrixRun:
         finished = {_key(found): found for found in self._files.read(everything)}
         self._check_asked(finished.values())
         self._files.write_plan(self._matrix, everything)
-        left = self._left(finished)
+        left = [cell for cell in self._cells if self._is_left(finished.get(cell.name))]
         self._display.say(f"{len(self._cells) - len(left)} of {len(self._cells)} cells are there already")
-        idle_checked = False
-        cells = self._display.step("all cells", len(left), "cells")
-        cells.advance(0, left=seconds_left(left, list(finished.values())))
         try:
-            for index, cell in enumerate(left):
-                expected = estimate(cell, list(finished.values()))
-                if not self._fits(expected):
-                    self._display.warn(
-                        f"{cell.name} would take {format_duration(expected)}: no time left for it"
-                    )
-                    break
-                found = self._cell(cell, finished)
-                finished[cell.name] = found
-                self._pool.pause(self._matrix.named(cell.system))
-                rest = seconds_left(left[index + 1 :], list(finished.values()))
-                cells.advance(left=rest)
-                self._tell(cell, found, len(left) - index - 1, rest)
-                if not idle_checked and index + 1 < len(left) and self._all_up(left[index + 1 :]):
-                    idle_checked = True
-                    self._check_idle()
-                self._end_unneeded(cell, left[index + 1 :])
-            else:
-                cells.finish()
+            with self._display.step("all cells", len(left), "cells") as cells:
+                for index, cell in enumerate(left):
+                    expected = estimate(cell, finished.values())
+                    if self._seconds and time.monotonic() - self._began + expected > self._seconds:
+                        said = f"{cell.name} would take {duration(expected)}: no time left for it"
+                        self._display.warn(said)
+                        break
+                    cells.advance(0, left=seconds_left(left[index:], finished.values()))
+                    found = finished[cell.name] = self._cell(cell, finished)
+                    self._pool.pause(self._matrix.named(cell.system))
+                    cells.advance()
+                    self._tell(cell, found)
+                    if cell.system not in {other.system for other in left[index + 1 :]}:
+                        self._pool.end(cell.system)
         finally:
-            cells.finish(failed=True)
             self._pool.close()
-        return all(cell.name in finished and finished[cell.name]["status"] == "done" for cell in self._cells)
+        return all(finished.get(cell.name, {}).get("status") == "done" for cell in self._cells)
 
     def _check_asked(self, finished: Iterable[JsonObject]) -> None:
         for found in finished:
@@ -99,16 +100,8 @@ class MatrixRun:
                     "use another --results folder, or remove it"
                 )
 
-    def _left(self, finished: dict[str, JsonObject]) -> list[Cell]:
-        def open_(cell: Cell) -> bool:
-            found = finished.get(cell.name)
-            return found is None or (found["status"] == "failed" and self._options.retry_failed)
-
-        return [cell for cell in self._cells if open_(cell)]
-
-    def _fits(self, seconds: float) -> bool:
-        limit = self._options.minutes * 60
-        return not limit or time.monotonic() - self._began + seconds <= limit
+    def _is_left(self, found: JsonObject | None) -> bool:
+        return found is None or (found["status"] == "failed" and self._retry_failed)
 
     def _cell(self, cell: Cell, finished: dict[str, JsonObject]) -> JsonObject:
         """Measures, writes, returns what was written."""
@@ -118,7 +111,7 @@ class MatrixRun:
         measured, why, tail = Measured(), "", ""
         begun, date, load_before = time.monotonic(), _date(), load_average()
         try:
-            measured.rate = rate_of(self._matrix, cell, list(finished.values()))
+            measured.rate = rate_of(self._matrix, cell, finished.values())
             server = self._pool.get(system)
             server.empty_scratch()
             measure_cell(self._matrix, cell, server, attempt, self._display, measured)
@@ -150,31 +143,12 @@ class MatrixRun:
         self._display.say(f"{system.name}: ready after {server.seconds_to_ready:.1f} s")
         warm_up(server, self._display)
 
-    def _all_up(self, left: Sequence[Cell]) -> bool:
-        lasting = {cell.system for cell in left if not self._matrix.named(cell.system).brief}
-        return not self._options.restart_each and lasting <= set(self._pool.running())
-
-    def _check_idle(self) -> None:
-        shares = idle_shares(self._pool.running(), IDLE_SECONDS)
-        text = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
-        if sum(shares.values()) > IDLE_LIMIT:
-            self._display.warn(f"idle servers take {sum(shares.values()):.1%} of a core: {text}")
-        else:
-            self._display.say(f"idle servers take of a core: {text}")
-
-    def _end_unneeded(self, cell: Cell, left: Sequence[Cell]) -> None:
-        brief = self._matrix.named(cell.system).brief or self._options.restart_each
-        if brief or cell.system not in {other.system for other in left}:
-            self._pool.end(cell.system)
-
-    def _tell(self, cell: Cell, found: JsonObject, left: int, seconds: float) -> None:
-        done = f"{len(self._cells) - left} of {len(self._cells)}"
-        rest = format_duration(seconds)
+    def _tell(self, cell: Cell, found: JsonObject) -> None:
         if found["status"] == "failed":
             self._display.warn(f"{cell.name} FAILED: {found['why'][:500]}")
         else:
-            self._display.say(f"{cell.name}: {_figures(found, self._matrix.tail)}")
-        self._display.say(f"  {format_duration(found['wall_s'])}; {done} cells, about {rest} left")
+            figures = _figures(found, self._matrix.tail)
+            self._display.say(f"{cell.name}: {figures}; {duration(found['wall_s'])}")
 
 
 def _figures(found: JsonObject, tail: int) -> str:

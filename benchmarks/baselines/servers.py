@@ -187,7 +187,7 @@ def _commanded(system: System, model: str) -> Iterator[Server]:
         begun, logs = time.monotonic(), []
         for index, command in enumerate(expanded.commands):
             logs.append(folder / f"log-{index}")
-            processes.append(_start(command, environment, expanded.cwd, logs[-1]))
+            processes.append(_start(command, environment, logs[-1]))
         _wait_ready(expanded, processes, logs, begun + expanded.timeout)
         yield Server(
             expanded.url,
@@ -199,9 +199,7 @@ def _commanded(system: System, model: str) -> Iterator[Server]:
         )
 
 
-def _start(
-    command: tuple[str, ...], environment: Mapping[str, str], cwd: str, log: Path
-) -> subprocess.Popen[bytes]:
+def _start(command: tuple[str, ...], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
     with log.open("wb") as out:
         try:
             return subprocess.Popen(
@@ -210,7 +208,6 @@ def _start(
                 stdout=out,
                 stderr=out,
                 env=environment,
-                cwd=cwd or None,
                 start_new_session=True,
             )
         except OSError as error:
@@ -291,9 +288,6 @@ class ServerPool:
         if system.pause and system.name in self._running:
             self._running[system.name][0].pause()
 
-    def running(self) -> dict[str, Server]:
-        return {name: server for name, (server, _) in self._running.items()}
-
     def end(self, name: str) -> None:
         if name in self._running:
             self._running.pop(name)[1].close()
@@ -301,15 +295,6 @@ class ServerPool:
     def close(self) -> None:
         for name in list(self._running):
             self.end(name)
-
-
-def idle_shares(servers: Mapping[str, Server], seconds: float) -> dict[str, float]:
-    """Cores that each idle server uses, over `seconds`."""
-    before = {name: cpu_seconds(server) for name, server in servers.items()}
-    begun = time.monotonic()
-    time.sleep(seconds)
-    wall = time.monotonic() - begun
-    return {name: (cpu_seconds(server) - before[name]) / wall for name, server in servers.items()}
 
 
 def cpu_seconds(server: Server) -> float:

@@ -72,11 +72,7 @@ class Bench:
 
     def sweep(self, course: Course) -> None:
         """Every rate once, then every rate again: what changes over time then touches all of them."""
-        rounds = (
-            course.repeats * [self.settings.at(rate) for rate in course.rates]
-            if course.rates
-            else (course.repeats * [self.settings])
-        )
+        rounds = course.repeats * ([self.settings.at(rate) for rate in course.rates] or [self.settings])
         with self._display.step("all windows", len(rounds), "windows") as windows:
             for settings in rounds:
                 self.window(settings)

@@ -40,14 +40,13 @@ from benchmarks.gpu.engine_rounds import (
     timings,
     tokens_per_second,
 )
-from benchmarks.result_page import RESULTS, page_parser, publish
+from benchmarks.result_page import RESULTS, page_parser, publish, table
 from triptych.base.config import GIB, MIB
 from triptych.base.types import MMFeature, Placement
 from triptych.ec_connector.base import EncoderOutput
 from triptych.models.base import EncoderSide
 from triptych.models.registry import load_decoder, load_encoder
-from triptych.pd_worker.attention.attention import ATTENTION_NAME
-from triptych.pd_worker.attention.backends import BACKENDS
+from triptych.pd_worker.attention.attention import ATTENTION_NAME, BACKENDS
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.engine import Engine
 
@@ -159,9 +158,8 @@ def report(rows: Sequence[Row], arguments: argparse.Namespace, limits: DeviceLim
     command = f"python -m benchmarks.gpu.engine {arguments.title}{''.join(flags)}"
     how = f"`{command}`, {datetime.now(UTC):%Y-%m-%d}, {device_name(arguments.device)}, "
     how += f"torch {torch.__version__}, CUDA {torch.version.cuda}; medians."
-    head, *lines = [f"| {' | '.join(row)} |" for row in (COLUMNS, *rows)]
-    lines = [limits.said(), "", head, "|---" * len(COLUMNS) + "|", *lines]
-    return "\n".join(["# Encode, prefill and decode", "", how, "", *lines, ""])
+    lines = ["# Encode, prefill and decode", "", how, "", limits.said(), "", *table(COLUMNS, rows), ""]
+    return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -120,7 +120,8 @@ def _cross(page: PartPage, path: Path, decoder: DecoderSide, sizes: Sizes, limit
     assert decoder.cross is not None
     rows = decoder.cross.max_rows if decoder.modality == "audio" else sizes.text_rows
     assert rows is not None
-    plan = ItemPlan("a" * 64, "b" * 64, decoder.modality, rows, decoder.cross.width, _name(decoder.dtype), 0)
+    dtype, width = str(decoder.dtype).removeprefix("torch."), decoder.cross.width
+    plan = ItemPlan("a" * 64, "b" * 64, decoder.modality, rows, width, dtype, 0)
     data = torch.randn(rows, decoder.cross.width, dtype=decoder.dtype)
     output, store = EncoderOutput(plan, data), MemoryStore()
     store[plan.mm_hash] = output
@@ -139,10 +140,6 @@ def _engine(path: Path, decoder: DecoderSide, sizes: Sizes, **options: Any) -> E
     return make_engine(
         path, decoder, kv_memory=sizes.kv_memory, max_num_batched_tokens=sizes.chunk, **options
     )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _profile(page: PartPage, bench: EngineBench, sizes: Sizes) -> None:

@@ -8,10 +8,10 @@ import platform
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from packaging.specifiers import SpecifierSet
@@ -62,42 +62,33 @@ def _versions(page: PartPage) -> None:
 
 def _choices(page: PartPage, device: str, dtype: torch.dtype) -> None:
     """Which kernel each kind of call gets, and the time of new shapes, without and with cuDNN."""
-    chosen: list[str] = []
-    plain = functional.scaled_dot_product_attention
-
-    def watched(query: Any, key: Any, value: Any, mask: Any = None, **options: Any) -> torch.Tensor:
-        mask = options.pop("attn_mask", mask)
-        choice = torch._fused_sdp_choice(query, key, value, mask, 0.0, **options)
-        chosen.append(SDPBackend(choice).name)
-        return plain(query, key, value, mask, **options)
-
-    # Whether a tower's call is masked. Its heads have 72 elements.
-    calls = {"tower, one picture": False, "tower, padded": True}
     page.table("attention", "kernel of torch")
-    with patch.object(functional, "scaled_dot_product_attention", watched):
-        for name, masked in calls.items():
-            _attend(784, device, dtype, masked=masked)
-            page.row(name, chosen[-1])
-    unwelcome = {"CUDNN_ATTENTION", "MATH"} if device != "cpu" else set()
-    wrong = sorted(unwelcome & set(chosen))
+    chosen = {}
+    for name, masked in (("tower, one picture", False), ("tower, padded", True)):
+        query, key, value, mask = _inputs(784, device, dtype, masked=masked)
+        choice = torch._fused_sdp_choice(query, key, value, mask, 0.0)
+        chosen[name] = SDPBackend(choice).name
+        page.row(name, chosen[name])
 
     def shapes(first: int) -> None:
         for number in range(_SHAPES):
-            _attend(first + 16 * number, device, dtype, masked=True)
+            patches = first + 16 * number
+            functional.scaled_dot_product_attention(*_inputs(patches, device, dtype, masked=True))
 
     page.row(f"{_SHAPES} new shapes of a tower", _milliseconds(lambda: shapes(1000), device))
     if device != "cpu":
         torch.backends.cuda.enable_cudnn_sdp(True)
         page.row(f"{_SHAPES} new shapes, with cuDNN", _milliseconds(lambda: shapes(2001), device))
         torch.backends.cuda.enable_cudnn_sdp(False)
-    if wrong:
-        raise RuntimeError(f"torch chose {', '.join(wrong)}")
+        if wrong := sorted({"CUDNN_ATTENTION", "MATH"} & set(chosen.values())):
+            raise RuntimeError(f"torch chose {', '.join(wrong)}")
 
 
-def _attend(patches: int, device: str, dtype: torch.dtype, *, masked: bool) -> None:
+def _inputs(patches: int, device: str, dtype: torch.dtype, *, masked: bool) -> tuple[Any, ...]:
+    """Query, key, value and mask of a tower's call, whose heads have 72 elements."""
     query, key, value = torch.randn(3, 1, 16, patches, 72, device=device, dtype=dtype)
     mask = torch.zeros(1, 1, patches, patches, device=device, dtype=dtype) if masked else None
-    functional.scaled_dot_product_attention(query, key, value, mask)
+    return query, key, value, mask
 
 
 def _milliseconds(work: Callable[[], object], device: str) -> str:
@@ -111,22 +102,20 @@ def _tests(page: PartPage) -> None:
     command += ["-o", "filterwarnings=default", "-o", "timeout=300", "--override-ini=addopts="]
     command += ["--import-mode=importlib", "--strict-markers"]
     page.table("tests/gpu", "outcome")
-    outcomes: list[str] = []
-    lines: list[str] = []
+    counts, line = Counter[str](), ""
     with subprocess.Popen(
         command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as tests:
         assert tests.stdout is not None
         for line in tests.stdout:
-            lines.append(line)
             if outcome := _OUTCOME.match(line):
-                outcomes.append(outcome[2])
-                if outcome[2] != "PASSED" or len(outcomes) % 20 == 0:
-                    page.row(outcome[1] if outcome[2] != "PASSED" else f"{len(outcomes)} so far", outcome[2])
-    page.row("all", f"{outcomes.count('PASSED')} of {len(outcomes)} passed")
-    reasons = [line.strip() for line in lines if re.match(r"(FAILED|ERROR) ", line)]
-    for reason in reasons[:20]:
-        page.row(reason.replace("|", "\\|")[:300], "")
+                counts[outcome[2]] += 1
+                if outcome[2] != "PASSED" or counts.total() % 20 == 0:
+                    name = outcome[1] if outcome[2] != "PASSED" else f"{counts.total()} so far"
+                    page.row(name, outcome[2])
+            elif re.match(r"(FAILED|ERROR) ", line):
+                page.row(line.strip().replace("|", "\\|")[:300], "")
+    page.row("all", f"{counts['PASSED']} of {counts.total()} passed")
     #: 5: without a GPU none is collected.
     if tests.returncode not in ((0,) if torch.cuda.is_available() else (0, 5)):
-        raise RuntimeError(f"pytest ended with {tests.returncode}: {''.join(lines[-3:]).strip()}")
+        raise RuntimeError(f"pytest ended with {tests.returncode}: {line.strip()}")

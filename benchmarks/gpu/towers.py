@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from PIL import Image
 
+from benchmarks import transfer_paths
 from benchmarks.gpu.device_limits import DeviceLimits, known_limits, tower_work
 from benchmarks.gpu.engine_rounds import median_seconds
 from benchmarks.gpu.part_page import PartPage
 from benchmarks.gpu.random_models import random_weights, write_model
-from benchmarks.micro.transfer_paths import measure
 from triptych.apps.launch.embedded_store import EmbeddedStore
 from triptych.base.config import MIB
 from triptych.base.machine.device import Device
@@ -163,9 +163,7 @@ def _copies(page: PartPage, device: torch.device) -> None:
 def _transfers(page: PartPage, repeats: int) -> None:
     """From the encoder worker's host memory to a checked tensor in the PD worker's process, on one host."""
     with tempfile.TemporaryDirectory() as folder, EmbeddedStore(Path(folder), 1024 * MIB) as store:
-        transfers = measure(store.url, repeats)
+        turns = transfer_paths.measure(store.url, repeats)
     page.table("embedding", "path", "ms, median (best)", "CPU ms")
-    for (size, path), taken in transfers.items():
-        times, cpu = sorted(taken.milliseconds), sorted(taken.cpu)
-        middle = len(times) // 2
-        page.row(size, path, f"{times[middle]:.1f} ({times[0]:.1f})", f"{cpu[middle]:.1f}")
+    for row in transfer_paths.rows(turns):
+        page.row(*row)

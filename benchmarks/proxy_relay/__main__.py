@@ -1,13 +1,12 @@
-"""How many tokens and text requests per second one proxy core serves, and what the proxy adds to a request.
+"""How many tokens and text requests per second one proxy core serves.
 
 A PD worker in another process sends prepared messages as fast as the proxy takes them; clients in a third
 process read the streams. The proxy's figure is tokens per second of its own CPU time (user and system, all
 threads): gRPC receive, state machine, SSE rendering and the HTTP server's writes included. A process that
-does nothing but receive the same messages takes turns with the proxy, round by round; and so do one-token
-requests to the PD worker itself and through the proxy.
+does nothing but receive the same messages takes turns with the proxy, round by round.
 
 Text requests go to a PD worker whose engine only counts: it steps at a real one's pace, and its messages
-leave through a real one's event streams. Its own CPU time shows what they cost there.
+leave through a real one's event streams.
 
     python -m benchmarks proxy_relay [--streams 8] [--tokens 2000] [--rounds 15] [--write]
 """
@@ -23,7 +22,6 @@ from typing import Any
 from benchmarks.proxy_relay.processes import (
     MODEL,
     STEP_SECONDS,
-    Direct,
     children,
     counting_process,
     pd_process,
@@ -35,19 +33,20 @@ from benchmarks.result_page import RESULTS, fill, page_parser, publish
 from benchmarks.targets import record
 from triptych.goodput.report.machine import commit
 
-#: Clients at once, and the requests of each; output tokens of a short request, and of a long one.
-CLIENTS, EACH, SHORT, LONG = 32, 10, 8, 100
+#: Clients at once, the requests of each, and the output tokens of one.
+CLIENTS, EACH, SHORT = 32, 10, 8
 _PROMPT = "What is the capital of France? Answer in one word."
 #: What an SSE chunk with one token holds.
 _MARK = b'"content":" token"'
 
 
-def post(tokens: int) -> bytes:
-    """A streamed chat request."""
-    message = {"role": "user", "content": "x"}
-    fields = {"model": MODEL, "max_tokens": tokens, "stream": True, "messages": [message]}
+def post(tokens: int, *, stream: bool = True) -> bytes:
+    """A chat request, as clients send it."""
+    message = {"role": "user", "content": _PROMPT}
+    fields = {"model": MODEL, "max_tokens": tokens, "stream": stream, "messages": [message]}
     body = json.dumps(fields).encode()
-    return b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAccept: */*\r\nAuthorization: Bearer x\r\n"
+    return head + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
 
 async def ask(port: int, request: bytes) -> int:
@@ -81,54 +80,22 @@ async def relay(port: int, pipe: Any, streams: int, tokens: int) -> tuple[float,
     return streams * tokens / used, streams * tokens / seconds
 
 
-async def latency(port: int, pd_port: int, repeats: int = 300) -> tuple[list[float], list[float]]:
-    """Seconds of one-token requests to the PD worker itself, and through the proxy; taking turns."""
-    direct = Direct(pd_port, "latency")
-    await direct.start()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    alone, proxied = [], []
-    for number in range(repeats):
-        started = time.perf_counter()
-        await direct.submit(1, number)
-        await direct.read()
-        alone.append(time.perf_counter() - started)
-        started = time.perf_counter()
-        writer.write(post(1))
-        await reader.readuntil(b"[DONE]")
-        proxied.append(time.perf_counter() - started)
-        await reader.readuntil(b"0\r\n\r\n")
-    writer.close()
-    await direct.close()
-    return alone, proxied
-
-
-async def _client(port: int, requests: int, tokens: int, *, stream: bool) -> None:
+async def _client(port: int, *, stream: bool) -> None:
     """Asks again as soon as it has its answer, over one connection, as clients keep it."""
-    fields = {"model": MODEL, "max_tokens": tokens, "stream": stream}
-    body = json.dumps(fields | {"messages": [{"role": "user", "content": _PROMPT}]}).encode()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAccept: */*\r\nAuthorization: Bearer x\r\n"
-    head += b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    request = post(SHORT, stream=stream)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    for _ in range(requests):
-        writer.write(head + body)
+    for _ in range(EACH):
+        writer.write(request)
         reply = await reader.readuntil(b"0\r\n\r\n" if stream else b"}}}")
-        assert reply.count(b" token") == tokens, reply
+        assert reply.count(b" token") == SHORT, reply
     writer.close()
 
 
-async def served(port: int, proxy: Any, *, stream: bool, clients: int = CLIENTS, each: int = EACH) -> float:
-    """CPU seconds of the proxy for one short text request, streamed or whole."""
+async def served(port: int, proxy: Any, *, stream: bool) -> float:
+    """Short text requests per second of the proxy's CPU time, streamed or whole."""
     before = cpu_seconds(proxy)
-    await asyncio.gather(*(_client(port, each, SHORT, stream=stream) for _ in range(clients)))
-    return (cpu_seconds(proxy) - before) / (clients * each)
-
-
-async def paced(port: int, proxy: Any, worker: Any) -> tuple[float, float]:
-    """CPU seconds of the proxy, and of the PD worker, for one token that leaves in a write of its own."""
-    before = cpu_seconds(proxy), cpu_seconds(worker)
-    await asyncio.gather(*(_client(port, 1, LONG, stream=True) for _ in range(CLIENTS)))
-    tokens = CLIENTS * LONG
-    return (cpu_seconds(proxy) - before[0]) / tokens, (cpu_seconds(worker) - before[1]) / tokens
+    await asyncio.gather(*(_client(port, stream=stream) for _ in range(CLIENTS)))
+    return CLIENTS * EACH / (cpu_seconds(proxy) - before)
 
 
 RESULT = RESULTS / "proxy_relay.md"
@@ -137,7 +104,7 @@ TARGET, SHARE_TARGET, REQUEST_TARGET = 80_000, 0.75, 800
 
 
 def measure_tokens(streams: int, tokens: int, rounds: int) -> dict[str, float]:
-    """The relay beside receive alone, and the latency of one token."""
+    """The relay beside receive alone."""
     runs, receive = [], []
     with children() as start:
         _, pd_port = start(pd_process, streams)
@@ -152,69 +119,48 @@ def measure_tokens(streams: int, tokens: int, rounds: int) -> dict[str, float]:
             if number:  # the first round is a warm-up
                 runs.append(run)
                 receive.append(alone)
-        direct, proxied = asyncio.run(latency(port, pd_port))
     return {
         "receive": statistics.median(receive),
         "share": statistics.median(run[0] / alone for run, alone in zip(runs, receive, strict=True)),
         "cpu_median": statistics.median(run[0] for run in runs),
         "cpu_best": max(run[0] for run in runs),
         "clock_median": statistics.median(run[1] for run in runs),
-        "direct_p50": statistics.median(direct),
-        "direct_p99": statistics.quantiles(direct, n=100)[98],
-        "proxied_p50": statistics.median(proxied),
-        "proxied_p99": statistics.quantiles(proxied, n=100)[98],
     }
 
 
 def measure_requests(rounds: int) -> dict[str, float]:
-    """CPU seconds of a short request, streamed and whole, and of a token that is a write of its own."""
-    streamed: list[float] = []
-    whole: list[float] = []
-    long: list[tuple[float, float]] = []
+    """Short text requests per second of the proxy's CPU time, streamed and whole."""
     with children() as start:
-        worker, pd_port = start(counting_process)
+        _, pd_port = start(counting_process)
         proxy, port = start(proxy_process, pd_port)
         pin(1)
         time.sleep(1.0)
-        for number in range(rounds + 1):
-            by_stream = asyncio.run(served(port, proxy, stream=True))
-            at_once = asyncio.run(served(port, proxy, stream=False))
-            by_token = asyncio.run(paced(port, proxy, worker))
-            if number:
-                streamed.append(by_stream)
-                whole.append(at_once)
-                long.append(by_token)
-    return {
-        "streamed": statistics.median(streamed),
-        "whole": statistics.median(whole),
-        "written": statistics.median(seconds for seconds, _ in long),
-        "emitted": statistics.median(seconds for _, seconds in long),
-    }
+        runs = [
+            [asyncio.run(served(port, proxy, stream=stream)) for stream in (True, False)]
+            for _ in range(rounds + 1)
+        ]
+    streamed, whole = (statistics.median(rates) for rates in zip(*runs[1:], strict=True))
+    return {"streamed": streamed, "whole": whole}
 
 
-def _verdict(found: float, target: float) -> str:
-    return "reached" if found >= target else "not reached"
+def _judged(found: float, target: float) -> str:
+    return f"{target:,}: {'reached' if found >= target else 'not reached'}"
 
 
 def report(found: dict[str, float], streams: int, tokens: int, rounds: int) -> str:
-    streamed, whole = (1 / found[kind] for kind in ("streamed", "whole"))
     return fill(
         "proxy_relay",
-        **found | {name: 1000 * found[name] for name in found if name.endswith(("_p50", "_p99"))},
+        **found,
         streams=streams,
         tokens=tokens,
         rounds=rounds,
         clients=CLIENTS,
         short=SHORT,
-        long=LONG,
         step_ms=f"{STEP_SECONDS * 1000:g}",
-        target=f"{TARGET:,}: {_verdict(found['cpu_median'], TARGET)}",
-        share_target=f"{SHARE_TARGET}: {_verdict(found['share'], SHARE_TARGET)}",
-        per_streamed=f"{streamed:,.0f} | {REQUEST_TARGET}: {_verdict(streamed, REQUEST_TARGET)}",
-        per_whole=f"{whole:,.0f} | {REQUEST_TARGET}: {_verdict(whole, REQUEST_TARGET)}",
-        written_us=found["written"] * 1e6,
-        emitted_us=found["emitted"] * 1e6,
-        added=1000 * (found["proxied_p50"] - found["direct_p50"]),
+        target=_judged(found["cpu_median"], TARGET),
+        share_target=_judged(found["share"], SHARE_TARGET),
+        streamed_target=_judged(found["streamed"], REQUEST_TARGET),
+        whole_target=_judged(found["whole"], REQUEST_TARGET),
     )
 
 
@@ -226,6 +172,6 @@ def main() -> None:
     made_at = commit()  # before the page is changed
     publish(text, RESULT, write=options.write)
     if options.write:
-        slower = max(found["streamed"], found["whole"])
+        slower = min(found["streamed"], found["whole"])
         record("proxy, of gRPC receive alone", {"tokens/s": found["share"]}, RESULT, made_at=made_at)
-        record("proxy, text requests per core", {"requests/s": 1 / slower}, RESULT, made_at=made_at)
+        record("proxy, text requests per core", {"requests/s": slower}, RESULT, made_at=made_at)

@@ -71,10 +71,7 @@ class FixedRegistry:
 
 
 class ScriptedPD(pd_pb2_grpc.PDServiceServicer):
-    """Waits for `streams` requests of a proxy, then sends one token of each in every message.
-
-    A request for one token waits for no other.
-    """
+    """Waits for `streams` requests of a proxy, then sends one token of each in every message."""
 
     def __init__(self, streams: int) -> None:
         self._streams = streams
@@ -83,10 +80,7 @@ class ScriptedPD(pd_pb2_grpc.PDServiceServicer):
 
     async def Submit(self, request: pd_pb2.SubmitRequest, context: Any) -> pd_pb2.SubmitReply:
         proxy, waiting = request.proxy_id, self._waiting[request.proxy_id]
-        if request.sampling.max_tokens == 1:
-            self._steps[proxy].put_nowait(_messages([request]))
-        else:
-            waiting.append(request)
+        waiting.append(request)
         if len(waiting) == self._streams:
             self._steps[proxy].put_nowait(_messages(self._waiting.pop(proxy)))
         return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_ADMITTED)
@@ -194,14 +188,13 @@ def pd_process(pipe: Any, streams: int) -> None:
 
 
 def counting_process(pipe: Any) -> None:
-    """A counting PD worker; sends its port, and answers everything with its CPU seconds so far."""
+    """A counting PD worker; sends its port."""
 
     async def run() -> None:
         worker = CountingPD()
         _, port = await serve(worker)
-        engine = asyncio.create_task(worker.run())
         pipe.send(port)
-        await _answer(pipe, engine)
+        await worker.run()
 
     pin(1)
     asyncio.run(run())
@@ -220,16 +213,12 @@ def proxy_process(pipe: Connection, pd_port: int) -> None:
         await pool.start()
         collect_rarely()
         pipe.send(listener.getsockname()[1])
-        await _answer(pipe)
+        while True:
+            await asyncio.to_thread(pipe.recv)
+            pipe.send(time.process_time())
 
     pin(0)
     uvloop.run(run())
-
-
-async def _answer(pipe: Connection, engine: asyncio.Task[None] | None = None) -> None:
-    while engine is None or not engine.done():
-        await asyncio.to_thread(pipe.recv)
-        pipe.send(time.process_time())
 
 
 @contextmanager
@@ -254,55 +243,27 @@ def children() -> Iterator[Callable[..., tuple[Connection, int]]]:
             child.join()
 
 
-class Direct:
-    """A caller of the PD worker's own service, with a stream as a proxy has it."""
-
-    def __init__(self, pd_port: int, name: str) -> None:
-        self._name = name
-        self._channel = make_channel(f"127.0.0.1:{pd_port}")
-        self._stub: Any = pd_pb2_grpc.PDServiceStub(self._channel)
-        self._call = self._stub.Attach(pd_pb2.AttachRequest(proxy_id=name, reads_step_tokens=True))
-        self._steps = aiter(self._call)
-
-    async def start(self) -> None:
-        await self._call.initial_metadata()
-
-    async def submit(self, tokens: int, number: int) -> None:
-        sampling = common_pb2.SamplingParams(max_tokens=tokens)
-        await self._stub.Submit(
-            pd_pb2.SubmitRequest(
-                request_id=f"{number:032d}", attempt=1, proxy_id=self._name, sampling=sampling
-            )
-        )
-
-    async def read(self) -> int:
-        """Takes messages up to the end of a request; the number of their events."""
-        seen = 0
-        async for step in self._steps:
-            seen += len(step.tokens.request_ids)
-            if step.events and step.events[0].HasField("finished"):
-                return seen
-        raise RuntimeError("the PD worker closed the stream")
-
-    async def close(self) -> None:
-        self._call.cancel()
-        await self._channel.close()
-
-
 def receive_process(pipe: Any, pd_port: int, streams: int) -> None:
     """Answers a number of tokens with the tokens per CPU second that gRPC alone lets through."""
 
-    async def serve() -> None:
-        direct = Direct(pd_port, "receive")
-        await direct.start()
-        pipe.send("ready")
-        while True:
-            tokens = await asyncio.to_thread(pipe.recv)
-            started = time.process_time()
-            for number in range(streams):
-                await direct.submit(tokens, number)
-            seen = await direct.read()
-            pipe.send(seen / (time.process_time() - started))
+    async def run() -> None:
+        async with make_channel(f"127.0.0.1:{pd_port}") as channel:
+            stub: Any = pd_pb2_grpc.PDServiceStub(channel)
+            call = stub.Attach(pd_pb2.AttachRequest(proxy_id="receive", reads_step_tokens=True))
+            steps = aiter(call)
+            await call.initial_metadata()
+            pipe.send("ready")
+            while True:
+                sampling = common_pb2.SamplingParams(max_tokens=await asyncio.to_thread(pipe.recv))
+                started, seen = time.process_time(), 0
+                for number in range(streams):
+                    who: Any = {"request_id": f"{number:032d}", "attempt": 1, "proxy_id": "receive"}
+                    await stub.Submit(pd_pb2.SubmitRequest(sampling=sampling, **who))
+                async for step in steps:
+                    seen += len(step.tokens.request_ids)
+                    if step.events and step.events[0].HasField("finished"):
+                        break
+                pipe.send(seen / (time.process_time() - started))
 
     pin(0)
-    uvloop.run(serve())
+    uvloop.run(run())

@@ -55,24 +55,14 @@ def replicas() -> CostModel:
     door = ProxyCosts(
         request=0.0, media_byte=0.0, token=costs.proxy.token, item=DOOR_ITEM, prompt_token=DOOR_TOKEN
     )
-    return replace(
-        costs,
-        name="replicas behind one front door, A100",
-        source=f"{costs.source}; front door fitted, see benchmarks/published_epd/systems.py",
-        encoder=replace(costs.encoder, prepare_item=0.0, prepare_pixel=0.0),
-        proxy=door,
-    )
+    return replace(costs, encoder=replace(costs.encoder, prepare_item=0.0, prepare_pixel=0.0), proxy=door)
 
 
 def disaggregated() -> CostModel:
     """1E3PD, for shape `on_devices(1, 3)` and one decode thread (`EncoderConfig(decode_threads=1)`)."""
     costs = published(GPU)
-    return replace(
-        costs,
-        name="1E3PD, A100",
-        source=f"{costs.source}; encoder's door fitted, see benchmarks/published_epd/systems.py",
-        encoder=replace(costs.encoder, prepare_item=ENCODER_DOOR_ITEM, prepare_pixel=0.0),
-    )
+    encoder = replace(costs.encoder, prepare_item=ENCODER_DOOR_ITEM, prepare_pixel=0.0)
+    return replace(costs, encoder=encoder)
 
 
 @dataclass(frozen=True, slots=True)

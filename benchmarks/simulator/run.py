@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import signal
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
-from threading import current_thread, main_thread
 from typing import Protocol
 
 from triptych.base.errors import ConfigError
@@ -40,21 +38,7 @@ class PoolController(Protocol):
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Without the garbage collector, which takes a tenth of the time, until the simulation is garbage.
-
-    Ctrl-C comes between two calls of the loop: in the callback of a weak reference, of which each task has
-    one, Python drops what is raised, and the simulation would go on.
-    """
-
-    def interrupt(number: int, frame: object) -> None:
-        if not isinstance(loop := asyncio._get_running_loop(), VirtualLoop):
-            raise KeyboardInterrupt
-        loop.interrupt()
-
-    default = signal.default_int_handler
-    ours = current_thread() is main_thread() and signal.getsignal(signal.SIGINT) is default
-    if ours:
-        signal.signal(signal.SIGINT, interrupt)
+    """Without the garbage collector, which takes a tenth of the time, until the simulation is garbage."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -63,8 +47,6 @@ def _undisturbed() -> Iterator[None]:
         if enabled:
             gc.collect(0)
             gc.enable()
-        if ours:
-            signal.signal(signal.SIGINT, default)
 
 
 @_undisturbed()

@@ -6,25 +6,24 @@
 PEER is the kit that `against_peer` takes: models/, a virtual environment venv/ with vLLM's CPU build, and
 epd_proxy.py. PACKAGES has what our connector needs beside vLLM, made by `pip install --target PACKAGES redis
 hiredis msgpack xxhash`. Every run appends to DIR: what a run has no time for, the next one measures with
---first. Without PEER the page is made of DIR, with DIR/notes.md on it, should that be there.
+--first. Without PEER the page is made of DIR.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 from msgspec import structs
 
-from benchmarks.against_peer.__main__ import machine_lines, model_tables, of
-from benchmarks.against_peer.loads import Load, Turn, quiet, ratios
+from benchmarks.against_peer.__main__ import machine_lines, medians, model_tables
+from benchmarks.against_peer.loads import Load, Turn, quiet
 from benchmarks.against_peer.rounds import (
     MODELS,
     PEER_SYSTEMS,
@@ -33,17 +32,15 @@ from benchmarks.against_peer.rounds import (
     matrix_of,
     measure_turns,
     publish_turns,
-    replicas,
-    run_command,
     turns_parser,
+    vllm_replicas,
     vllm_server,
 )
 from benchmarks.baselines.matrix import Matrix, System
-from benchmarks.baselines.tables import spread, table
+from benchmarks.baselines.runner import run_command
 from benchmarks.result_page import RESULTS, fill
 from triptych.apps.launch.embedded_store import find_server_binary
 from triptych.base.errors import ConfigError
-from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.slo import preset
 from triptych.goodput.report.display import Display
 from triptych.models.identity import model_identity
@@ -55,107 +52,55 @@ _PAIRS = (
     ("triptych-pinned", "vllm-epd"),
     ("vllm-epd", "vllm"),
     ("replicas-triptych", "replicas"),
-    ("replicas-store", "replicas"),
 )
-#: Ours and theirs of the two targets, and what is wanted in requests/s.
-_BY_EPD = ("triptych", "vllm-epd", 1.5)
-_BY_REPLICAS = ("replicas-triptych", "replicas", 1.2)
+#: Ours and theirs of the targets, by the beginning of their names.
+_TARGETS = {
+    "our encoders before vLLM by vLLM's EPD": ("triptych", "vllm-epd"),
+    "two vLLM on our store by the two alone": ("replicas-triptych", "replicas"),
+}
 
 
-def page(turns: Sequence[Turn], versions: Mapping[str, str], notes: str) -> str:
-    """`versions` of what was measured, by name; `notes` on these figures, in Markdown."""
+def page(turns: Sequence[Turn], versions: str) -> str:
+    """`versions` of what was measured."""
     kept = quiet(turns)
-    lines = ["# Before a vLLM fleet", "", *machine_lines(COMMAND, kept, len(turns))]
-    lines += [", ".join(f"{name} {version}" for name, version in versions.items()) + "." if versions else ""]
-    lines += ["", fill("vllm_fleet"), *_targets(kept), *(["", notes.strip()] if notes.strip() else [])]
-    return "\n".join([*lines, *model_tables(kept, LOADS, _PAIRS), ""])
-
-
-def _targets(turns: Sequence[Turn]) -> list[str]:
-    rows = []
-    for model, load, (ours, theirs, wanted) in _asked(turns):
-        found = _ratios(turns, model, load, ours, theirs)
-        verdict = "not measured"
-        if found:
-            verdict = "met" if statistics.median(found) >= wanted else "missed"
-        name = f"{model}, {load}: {ours} / {theirs}"
-        rows.append([name, f"≥ {wanted:g}", spread(found), verdict, str(len(found))])
-    return table(["requests/s", "wanted", "measured", "", "rounds"], rows, texts=(0, 3))
-
-
-def _asked(turns: Sequence[Turn]) -> list[tuple[str, str, tuple[str, str, float]]]:
-    """Model, load and target of everything that is asked of the models that were measured."""
-    models = [model for model in MODELS if any(turn.model == model for turn in turns)]
-    shared = [f"{name}@{AT_ONCE}" for name in SHARED]
-    found = [(model, load.name, _BY_EPD) for model in models for load in LOADS]
-    return found + [(model, load, _BY_REPLICAS) for model in models for load in shared]
-
-
-def _ratios(turns: Sequence[Turn], model: str, load: str, ours: str, theirs: str) -> list[float]:
-    of_model = [turn for turn in turns if turn.model == model]
-    return ratios(of(of_model, ours, load), of(of_model, theirs, load), "req_s")
+    lines = ["# Before a vLLM fleet", "", *machine_lines(COMMAND, kept, len(turns)), versions, ""]
+    return "\n".join([*lines, fill("vllm_fleet"), *model_tables(kept, LOADS, _PAIRS), ""])
 
 
 def reached(turns: Sequence[Turn]) -> dict[str, dict[str, float]]:
     """The figures of the targets that these turns answer, by the target's name."""
-    kept = quiet(turns)
-    found = {}
-    for model, load, pair in _asked(kept):
-        ratio = _ratios(kept, model, load, *pair[:2])
-        if ratio:
-            epd = "our encoders before vLLM by vLLM's EPD"
-            name = epd if pair == _BY_EPD else "two vLLM on our store by the two alone"
-            found[f"{name}, {model}, {load}"] = {"req/s": statistics.median(ratio)}
-    return found
+    found = {
+        f"{target}, {model}, {load.name}": medians(quiet(turns), model, load, systems, ("req/s",))
+        for target, systems in _TARGETS.items()
+        for model, load in product(MODELS, LOADS)
+    }
+    return {name: figures for name, figures in found.items() if figures}
 
 
-REUSES = (0, 50, 90)
-
-
-def _workloads() -> dict[str, Workload]:
-    """64 output tokens each; pictures of 320 x 320."""
-    found = {}
-    for name in ("image", "images-4"):
-        for reuse in REUSES:
-            found[f"{name}-{reuse}"] = replace(preset(name).workload, reuse=reuse / 100)
-    return found
-
-
-WORKLOADS = _workloads()
-AT_ONCE = 8
-LOADS = tuple(Load(name, AT_ONCE) for name in WORKLOADS)
-#: Where replicas show each other's pictures.
-SHARED = ("image-50", "images-4-50")
-
+#: 64 output tokens each; photographs of 320 x 320.
+WORKLOADS = {
+    f"{name}-{reuse}": replace(preset(name).workload, reuse=reuse / 100, content="photos")
+    for name, reuse in product(("image", "images-4"), (0, 50, 90))
+}
+LOADS = tuple(Load(name, 8) for name in WORKLOADS)
 
 RESULT = RESULTS / "vllm_fleet.md"
-_VERSIONS = "versions.json"
-#: Prints the versions of what vLLM runs on.
-_ASK_VERSIONS = """
-import json, platform
-from importlib.metadata import version
-found = {name: version(name) for name in ("vllm", "torch", "transformers")}
-print(json.dumps({"python": platform.python_version(), **found}))
-"""
-
-
-def parser() -> argparse.ArgumentParser:
-    found = turns_parser(
-        __doc__, RESULT, model="tiny", systems="triptych,vllm-epd,vllm", more_systems="replicas-triptych, …"
-    )
-    found.add_argument(
-        "--packages", type=Path, help="folder with redis, hiredis, msgpack and xxhash for vLLM"
-    )
-    return found
+_VERSIONS = "versions.txt"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parser().parse_args(arguments)
-    page_ = partial(_page, options.results)
-    return run_command(options, measure, lambda: publish_turns(options, page_, reached, RESULT))
+    parser = turns_parser(__doc__, RESULT, model="tiny", systems="triptych,vllm-epd,vllm")
+    parser.add_argument(
+        "--packages", type=Path, help="folder with redis, hiredis, msgpack and xxhash for vLLM"
+    )
+    return run_command(partial(_measure, parser.parse_args(arguments)))
 
 
-def measure(options: argparse.Namespace, display: Display) -> bool:
+def _measure(options: argparse.Namespace, display: Display) -> bool:
+    if options.peer is None:
+        versions = options.results / _VERSIONS
+        page_ = partial(page, versions=versions.read_text() if versions.exists() else "")
+        return publish_turns(options, page_, reached, RESULT)
     if options.packages is None or not (options.packages / "redis").is_dir():
         raise ConfigError(
             f"--packages {options.packages}: give the folder in which vLLM finds redis, made by "
@@ -166,22 +111,15 @@ def measure(options: argparse.Namespace, display: Display) -> bool:
     namespace = model_identity(Path(matrix.model), dtype=_DTYPES[matrix.name]).namespace
     known = systems_of(matrix, Parts(matrix, options.packages.resolve(), namespace))
     options.results.mkdir(parents=True, exist_ok=True)
-    (options.results / _VERSIONS).write_text(json.dumps(_versions(peer)))
+    (options.results / _VERSIONS).write_text(_versions(peer))
     return measure_turns(options, display, matrix, known, LOADS, WORKLOADS)
 
 
-def _versions(peer: Path) -> dict[str, str]:
-    command = [str(peer / "venv" / "bin" / "python"), "-c", _ASK_VERSIONS]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    if done.returncode:
-        raise ConfigError(f"{peer}/venv has no vLLM: {done.stderr.strip()[-300:]}")
-    return dict(json.loads(done.stdout))
-
-
-def _page(results: Path, turns: Sequence[Turn]) -> str:
-    versions, notes = results / _VERSIONS, results / "notes.md"
-    known = json.loads(versions.read_text()) if versions.exists() else {}
-    return page(turns, known, notes.read_text() if notes.exists() else "")
+def _versions(peer: Path) -> str:
+    """Of the packages that vLLM runs on."""
+    installed = (peer / "venv" / "lib").glob("python*/site-packages/*.dist-info")
+    names = (path.stem for path in installed)
+    return ", ".join(sorted(n for n in names if n.partition("-")[0] in ("vllm", "torch", "transformers")))
 
 
 _START_SECONDS = 600.0
@@ -200,29 +138,23 @@ class Parts:
         self._packages = packages
         self._namespace = namespace
 
-    def vllm(self, port: str, cores: str, role: str = "") -> tuple[str, ...]:
-        """A server of vLLM on `cores`; a `role` loads our connector, and opens what our PD worker needs."""
-        if not role:
-            return vllm_server(self._vllm, port, cores)
+    def consumer(self, port: str, cores: str) -> tuple[str, ...]:
+        """A server of vLLM on `cores` with our connector and what our PD worker needs."""
         words = ["--enable-mm-embeds", "--enable-scale-out", "--enable-prompt-tokens-details"]
-        words += ["--ec-transfer-config", json.dumps(self._transfer(role))]
-        return vllm_server(self._vllm, port, cores, words, PYTHONPATH=f"{ROOT}:{self._packages}")
-
-    def _transfer(self, role: str) -> dict[str, object]:
         extra = {"store": _STORE, "namespace": self._namespace, "wait_seconds": 2, "trusted_front_door": True}
-        return {
+        transfer = {
             "ec_connector": "TriptychECConnector",
             "ec_connector_module_path": "triptych.integrations.vllm",
-            "ec_role": role,
+            "ec_role": "ec_consumer",
             "ec_connector_extra_config": extra,
         }
+        words += ["--ec-transfer-config", json.dumps(transfer)]
+        return vllm_server(self._vllm, port, cores, words, PYTHONPATH=f"{ROOT}:{self._packages}")
 
     def store(self) -> tuple[str, ...]:
         words = (str(find_server_binary()), "--port", "0", "--unixsocket", "${SCRATCH}/store.sock")
-        return (*words, "--dir", "${SCRATCH}", "--save", "", "--maxmemory", "1gb") + (
-            "--maxmemory-policy",
-            "volatile-lru",
-        )
+        memory = ("--maxmemory", "1gb", "--maxmemory-policy", "volatile-lru")
+        return (*words, "--dir", "${SCRATCH}", "--save", "", *memory)
 
     def encoder(self, *words: str) -> tuple[str, ...]:
         return self._service("encoder", "${MODEL}", *self._dtype, "--threads", "1", *words)
@@ -249,20 +181,15 @@ def systems_of(matrix: Matrix, parts: Parts) -> dict[str, System]:
     """All systems by name. Two cores, 0 and 1, are shared by all processes of a system."""
     found = {name: _with_memory(matrix.named(name)) for name in PEER_SYSTEMS}
     ours = [parts.store(), parts.proxy(), parts.modest_encoder()]
-    single = [*ours, parts.vllm("FIRST", "0-1", "ec_consumer"), parts.pd("FIRST")]
+    single = [*ours, parts.consumer("FIRST", "0-1"), parts.pd("FIRST")]
     pinned = [parts.store(), parts.proxy(), parts.encoder("--cpus", "0")]
-    pinned += [parts.vllm("FIRST", "1", "ec_consumer"), parts.pd("FIRST")]
-    both = [parts.vllm(port, str(core), "ec_consumer") for core, port in enumerate(REPLICA_PORTS)]
+    pinned += [parts.consumer("FIRST", "1"), parts.pd("FIRST")]
+    both = [parts.consumer(port, str(core)) for core, port in enumerate(REPLICA_PORTS)]
     fronts = [parts.pd(port) for port in REPLICA_PORTS]
     found["triptych"] = _ours("triptych", single, ("FIRST",))
     found["triptych-pinned"] = _ours("triptych-pinned", pinned, ("FIRST",))
     found["replicas-triptych"] = _ours("replicas-triptych", [*ours, *both, *fronts], ("FIRST", "SECOND"))
-    found["replicas"] = replicas(
-        "replicas", [parts.vllm(p, str(core)) for core, p in enumerate(REPLICA_PORTS)]
-    )
-    sharing = [parts.vllm(port, str(core), "ec_both") for core, port in enumerate(REPLICA_PORTS)]
-    shared = replicas("replicas-store", [parts.store(), *sharing])
-    found["replicas-store"] = structs.replace(shared, env=_OF_THIS_TREE)
+    found["replicas"] = vllm_replicas(matrix.named("vllm"))
     return found
 
 

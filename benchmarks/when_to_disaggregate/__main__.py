@@ -10,7 +10,7 @@ from pathlib import Path
 
 from matplotlib import pyplot as plt
 
-from benchmarks.result_page import RESULTS, fill, page_parser, publish
+from benchmarks.result_page import RESULTS, fill, page_parser, publish, table
 from benchmarks.when_to_disaggregate import devices, reports, reuse
 from benchmarks.when_to_disaggregate.devices import Case
 from triptych.goodput.report.plots import COLOURS
@@ -81,21 +81,12 @@ PAGE = RESULTS / "when_to_disaggregate.md"
 
 
 def reports_table() -> list[str]:
-    lines = [
-        "| | requests/s | mean TTFT, TPOT, ms | P99 TTFT, TPOT, ms | P50, P90, P99 of a request, ms |",
-        "|---|---|---|---|---|",
-    ]
-    lines += [f"| vllm#41567: {name} | {_cells(one)}" for name, one in reports.vllm().items()]
-    lines += [f"| llm-d: {name} | {_cells(one)}" for name, one in reports.kimi().items()]
-    for (name, rate), one in reports.lmsys().items():
-        lines.append(f"| LMSYS: {name} at {rate:g}/s | {_cells(one)}")
-    return lines
-
-
-def _cells(one: reports.Found) -> str:
-    ends = ", ".join(f"{value:.0f}" for value in (one.p50, one.p90, one.p99))
-    means = f"{one.ttft:.0f}, {one.tpot:.1f}"
-    return f"{one.rate:.2f} | {means} | {one.p99_ttft:.0f}, {one.p99_tpot:.0f} | {ends} |"
+    found = {f"vllm#41567: {name}": cells for name, cells in reports.vllm().items()}
+    found |= {f"llm-d: {name}": cells for name, cells in reports.kimi().items()}
+    found |= {f"LMSYS: {name} at {rate:g}/s": cells for (name, rate), cells in reports.lmsys().items()}
+    head = ["", "requests/s", "mean TTFT, TPOT, ms", "P99 TTFT, TPOT, ms"]
+    rows = [[name, *cells] for name, cells in found.items()]
+    return table([*head, "P50, P90, P99 of a request, ms"], rows)
 
 
 def main() -> None:
@@ -104,9 +95,9 @@ def main() -> None:
     equal, reused = list(devices.plans()), list(reuse.points())
     tables = {
         "equal": devices.equal_table(equal),
-        "prices": devices.table(),
+        "prices": devices.price_table(),
         "checks": devices.checks(),
-        "reuse": reuse.table(reused),
+        "reuse": reuse.reuse_table(reused),
         "reports": reports_table(),
     }
     page = fill(

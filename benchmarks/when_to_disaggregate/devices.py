@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from benchmarks.result_page import table
 from triptych.base.progress.progress import each
 from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.slo import Slo, preset
@@ -48,17 +49,14 @@ def price(load: Workload, pd: str, encoder: str) -> float:
     return bounds.encoder * (1 / bounds.replica - 1 / bounds.pd_worker)
 
 
-def table() -> list[str]:
+def price_table() -> list[str]:
     """Rows by load and PD device, columns by encoder device."""
-    lines = [
-        f"| load | PD device | {' | '.join(ENCODERS)} |",
-        f"|---|---|{'---|' * len(ENCODERS)}",
+    rows = [
+        [name, pd, *(f"{price(load, pd, encoder):.3f}" for encoder in ENCODERS)]
+        for name, load in LOADS.items()
+        for pd in PD_DEVICES
     ]
-    for name, load in LOADS.items():
-        for pd in PD_DEVICES:
-            cells = " | ".join(f"{price(load, pd, encoder):.3f}" for encoder in ENCODERS)
-            lines.append(f"| {name} | {pd} | {cells} |")
-    return lines
+    return table(["load", "PD device", *ENCODERS], rows, (0, 1))
 
 
 CHECKS = (
@@ -72,10 +70,7 @@ def checks() -> list[str]:
     """Break-even prices by costs next to those of simulated shapes with whole devices: as many encoders as
     keep the PD workers busy, against as many replicas as PD workers.
     """
-    lines = [
-        "| load | shape | requests/s | replicas of the PD workers, in-step | price by costs | simulated |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for name, pd, encoder, pd_workers in CHECKS:
         load = LOADS[name]
         asked = question(load, pd, encoder)
@@ -87,11 +82,12 @@ def checks() -> list[str]:
         )
         # The PD devices that replicas would need to serve the difference.
         simulated = pd_workers * (rate / replicas - 1) / encoders if replicas else math.nan
-        lines.append(
-            f"| {name} | {encoders} {encoder} + {pd_workers} {pd} | {rate:.2f} | {replicas:.2f} "
-            f"| {price(load, pd, encoder):.3f} | {simulated:.3f} ± {ALIKE - 1:.0%} of a rate |"
-        )
-    return lines
+        by_costs, error = f"{price(load, pd, encoder):.3f}", f"{ALIKE - 1:.0%} of a rate"
+        rates = f"{rate:.2f}", f"{replicas:.2f}"
+        shape = f"{encoders} {encoder} + {pd_workers} {pd}"
+        rows.append([name, shape, *rates, by_costs, f"{simulated:.3f} ± {error}"])
+    head = ["load", "shape", "requests/s", "replicas of the PD workers, in-step", "price by costs"]
+    return table([*head, "simulated"], rows, (0, 1))
 
 
 GPU, DEVICES = "a100", 4
@@ -121,11 +117,7 @@ def plans() -> Iterator[tuple[Case, CapacityPlan]]:
 
 
 def equal_table(found: list[tuple[Case, CapacityPlan]]) -> list[str]:
-    lines = [
-        "| load | P99 TTFT, TPOT | best ratio | replicas in turn | replicas in-step | apart / better "
-        "| advice |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for case, plan in found:
         best, ratios, gain = plan.ratios.best, plan.ratios, plan.advice.gain
         cells = (
@@ -137,5 +129,6 @@ def equal_table(found: list[tuple[Case, CapacityPlan]]) -> list[str]:
             "–" if gain is None else f"{gain:.2f}",
             plan.advice.reason,
         )
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        rows.append(cells)
+    head = ["load", "P99 TTFT, TPOT", "best ratio", "replicas in turn", "replicas in-step"]
+    return table([*head, "apart / better", "advice"], rows, (0, 2, 6))

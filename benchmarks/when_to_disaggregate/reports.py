@@ -46,33 +46,20 @@ _HD = ((1920, 1080, 1.0),)
 _NO_PROXY = ProxyCosts(0.0, 0.0, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Requests per second, and latencies in milliseconds: means, and percentiles of whole requests."""
-
-    rate: float
-    ttft: float
-    tpot: float
-    p50: float
-    p90: float
-    p99: float
-    p99_ttft: float
-    p99_tpot: float
+#: As a table has them: requests per second; in ms means and P99 of TTFT and TPOT, P50, P90, P99 of requests.
+Cells = list[str]
 
 
-def found_of(records: Sequence[RequestRecord]) -> Found:
+def cells_of(records: Sequence[RequestRecord]) -> Cells:
     """Over all requests: these runs have no warm-up."""
     assert all(record.ok for record in records), "a request has failed"
     seconds = max(record.sent + record.e2e for record in records)
     tpots = [record.tpot for record in records if record.output_tokens > 1]
-    ends = [record.e2e for record in records]
-    ttfts = [record.ttft for record in records]
-    return Found(
-        len(records) / seconds,
-        *(1000 * statistics.fmean(values) for values in (ttfts, tpots)),
-        *(1000 * percentile(ends, share) for share in (0.5, 0.9, 0.99)),
-        *(1000 * percentile(values, 0.99) for values in (ttfts, tpots)),
-    )
+    ttfts, ends = [record.ttft for record in records], [record.e2e for record in records]
+    means = f"{1000 * statistics.fmean(ttfts):.0f}, {1000 * statistics.fmean(tpots):.1f}"
+    tails = ", ".join(f"{1000 * percentile(values, 0.99):.0f}" for values in (ttfts, tpots))
+    whole = ", ".join(f"{1000 * percentile(ends, share):.0f}" for share in (0.5, 0.9, 0.99))
+    return [f"{len(records) / seconds:.2f}", means, tails, whole]
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -89,11 +76,11 @@ class Report:
     limits: Limits
     concurrency: int = 0
 
-    def run(self, shape: ClusterShape, costs: CostModel, rate: float = 0.0) -> Found:
+    def run(self, shape: ClusterShape, costs: CostModel, rate: float = 0.0) -> Cells:
         planned = plan_requests(self.load, self.requests, 0)
         times = arrival_times(Arrivals(rate=rate), self.requests, 0) if rate else [0.0] * self.requests
         result = simulate(planned, times, shape, costs, self.model, self.limits, concurrency=self.concurrency)
-        return found_of(result.records)
+        return cells_of(result.records)
 
 
 def _limits(kv_memory: int, tokens: int, seqs: int = 128) -> Limits:
@@ -134,7 +121,7 @@ def vllm_costs(decoder_gpus: int = 1) -> CostModel:
     return _costs("#41567", tower, PDCosts(1e-3, prefill, SEQUENCE_OVERHEAD, 0.0, 0.0, 1e-3, 1e-9))
 
 
-def vllm() -> dict[str, Found]:
+def vllm() -> dict[str, Cells]:
     return {
         "one GPU": VLLM.run(in_step(1), vllm_costs()),
         "TP2": VLLM.run(in_step(1), vllm_costs(2)),
@@ -187,7 +174,7 @@ def kimi_fitted(seconds: float, chip: str = "h200", *, door: bool = False) -> Co
 KIMI_H200, KIMI_B60 = 0.74, 1.18
 
 
-def kimi() -> dict[str, Found]:
+def kimi() -> dict[str, Cells]:
     b60 = kimi_costs("b60").encoder
     slow = kimi_fitted(KIMI_B60).encoder
     return {
@@ -213,7 +200,7 @@ LMSYS = Report(
 LMSYS_RATES = (1.0, 1.2, 1.5, 2.0)
 
 
-def lmsys() -> dict[tuple[str, float], Found]:
+def lmsys() -> dict[tuple[str, float], Cells]:
     costs = replace(published("l40s", QWEN3_VL_8B), proxy=_NO_PROXY)
     cpu = published("cpu", QWEN3_VL_8B).encoder
     pd = (WorkerRole(decodes=True),) * 4

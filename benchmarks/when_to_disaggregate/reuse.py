@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
+from benchmarks.result_page import table
 from benchmarks.when_to_disaggregate.devices import GPU, SLO
 from triptych.goodput.load.workload import Workload
 from triptych.simulator.cluster.shape import ClusterShape, colocated, in_step, on_devices
@@ -66,16 +67,12 @@ def points() -> Iterator[Point]:
             yield Point(devices, reuse, name, shape.name, rates[shape.name])
 
 
-def table(found: list[Point]) -> list[str]:
-    lines = [
-        f"| A100s | shown before | {' | '.join(SYSTEMS)} | ratio | best apart / best in-step |",
-        f"|---|---|{'---|' * len(SYSTEMS)}---|---|",
-    ]
-    for devices in DEVICES:
-        for reuse in REUSES:
-            row = [one for one in found if (one.devices, one.reuse) == (devices, reuse)]
-            rates = [one.rate for one in row]
-            cells = " | ".join(f"{rate:.1f}" for rate in rates)
-            gain = max(rates[3:]) / max(rates[:2])
-            lines.append(f"| {devices} | {reuse:.0%} | {cells} | {row[3].shape} | {gain:.2f} |")
-    return lines
+def reuse_table(found: list[Point]) -> list[str]:
+    rows = []
+    for devices, reuse in product(DEVICES, REUSES):
+        row = [one for one in found if (one.devices, one.reuse) == (devices, reuse)]
+        rates = [one.rate for one in row]
+        gain = max(rates[3:]) / max(rates[:2])
+        words = [f"{rate:.1f}" for rate in rates]
+        rows.append([str(devices), f"{reuse:.0%}", *words, row[3].shape, f"{gain:.2f}"])
+    return table(["A100s", "shown before", *SYSTEMS, "ratio", "best apart / best in-step"], rows, (7,))

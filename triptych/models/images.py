@@ -44,7 +44,7 @@ class PatchRecipe:
 
     transformers' processor normalises whole pictures in floating point, on values that have only 256 levels.
     Patches of levels are an eighth of its output, and the table, made by its own arithmetic, gives
-    the same bits. Times: `benchmarks/results/encoder_host.md`.
+    the same bits. Times: `benchmarks/results/earlier.md`.
     """
 
     def __init__(self, processor: Any, kernel: PictureKernel | None = None) -> None:

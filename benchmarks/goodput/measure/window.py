@@ -106,9 +106,8 @@ def _times(settings: RunSettings, warm_up: int, measured: int, seed: int) -> lis
     """Both parts offer their rate exactly; a ramp begins after its warm-up."""
     if settings.concurrency:
         return [0.0] * (warm_up + measured)
-    steady = (
-        replace(settings.arrivals, kind="poisson") if settings.arrivals.kind == "ramp" else settings.arrivals
-    )
+    kind = "poisson" if settings.arrivals.kind == "ramp" else settings.arrivals.kind
+    steady = replace(settings.arrivals, kind=kind)
     before = arrival_times(steady, warm_up, seed + _WARM_UP_SEED) if warm_up else []
     begin = before[-1] if before else 0.0
     return before + [begin + time for time in arrival_times(settings.arrivals, measured, seed)]

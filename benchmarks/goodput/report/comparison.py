@@ -43,7 +43,7 @@ class Ratio:
     @property
     def certain(self) -> bool:
         """Whether the whole range is on one side of 1, with at least two windows each."""
-        return min(self.windows) >= 2 and (self.low > 1) == (self.high > 1) and self.low != 1 != self.high
+        return min(self.windows) >= 2 and (self.low > 1 or self.high < 1)
 
     @property
     def reading(self) -> str:

@@ -39,8 +39,6 @@ class SimulatedCluster:
         self.context, self._limits = context, context.limits
         #: All that there have been: those of an elastic pool stay here when they have left.
         self.encoders: dict[str, SimulatedEncoder] = {}
-        #: Of their devices: encoders with equal costs are of one kind.
-        self._kinds: dict[str, str] = {}
         self.workers: dict[str, SimulatedPD] = {}
         for index, role in enumerate(shape.workers):
             # Both sides of one worker share its device.
@@ -72,7 +70,6 @@ class SimulatedCluster:
         `costs`: its own, where they are not the cost model's.
         """
         costs = costs or self.context.costs.encoder
-        self._kinds[address] = str(costs)
         encoder = self.encoders[address] = SimulatedEncoder(self.context, costs, device or FifoLock())
         return encoder
 
@@ -80,7 +77,8 @@ class SimulatedCluster:
         """The proxy's next look at the registry shows a new encoder; `known.report_change` ends the look."""
         config = self._limits.encoder
         credit = {"plan_credit": config.plan_credit, "tower_credit": config.tower_credit}
-        namespaces, kind = (NAMESPACE,), self._kinds[address]
+        # Encoders with equal costs are of one kind.
+        namespaces, kind = (NAMESPACE,), str(self.encoders[address].costs)
         self._register(WorkerInfo(address, "encoder", "0", MODEL_KEY, MODEL, namespaces, credit, kind=kind))
 
     def start_pd(self, address: str) -> None:
@@ -100,7 +98,7 @@ class SimulatedCluster:
     def register_pd(self, address: str) -> None:
         capacity = {
             "max_num_seqs": self._limits.pd.max_num_seqs,
-            "max_model_len": self.workers[address].max_model_len,
+            "max_model_len": self.workers[address].scheduler.limits.max_model_len,
             KEEPS_ITEMS: int(self._limits.pd.prefix_caching),
         }
         self._register(WorkerInfo(address, "pd", "0", MODEL_KEY, MODEL, (), capacity))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from triptych.base.types import ItemPlan
@@ -63,16 +64,26 @@ class ByteLru:
 
 
 class SimulatedStore(ByteLru):
-    """The embedding store that all workers share.
+    """The embedding store that all workers share, and the proxy's look-ups in it.
 
     `trip`: seconds of a worker's message there and back. With `in_memory` it is the workers' own: transfers
-    take no time.
+    take no time, the proxy's look-ups still do.
     """
+
+    clock_jumps = 0
 
     def __init__(self, capacity: int, trip: float, *, in_memory: bool = False) -> None:
         super().__init__(capacity)
-        self.trip = 0.0 if in_memory else trip
+        self.trip, self._proxy_trip = 0.0 if in_memory else trip, trip
         self.in_memory = in_memory
+
+    async def look_up(self, keys: Sequence[tuple[str, str]]) -> list[ItemPlan | None]:
+        await asyncio.sleep(self._proxy_trip)
+        return [self.get(mm_hash) for mm_hash, _ in keys]
+
+    async def epoch(self) -> str:
+        await asyncio.sleep(self._proxy_trip)
+        return "epoch"
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class SimulatedEncoder:
         self.tower_seconds = 0.0
         self.saving_bytes = 0
         self._counters, self._loop, self._store = context.counters, context.loop, context.store
-        self._costs, self._device, self._rpc = costs, device, context.costs.rpc
+        self.costs, self._device, self._rpc = costs, device, context.costs.rpc
         self._kept = ByteLru(KEPT_BYTES)
         self._jobs: dict[str, _Job] = {}
         self._tower_busy = self._draining = False
@@ -136,7 +136,7 @@ class SimulatedEncoder:
     def _pump(self) -> None:
         scheduler = self.scheduler
         while (job := scheduler.next_preparation()) is not None:
-            self._loop.call_later(self._costs.prepare(job.item.pixels), self._prepared, job)
+            self._loop.call_later(self.costs.prepare(job.item.pixels), self._prepared, job)
         while (job := scheduler.next_media_request()) is not None:
             self._loop.call_later(2 * self._rpc, self._media, job)
         if not self._tower_busy and self.saving_bytes <= SAVING_BYTES and (batch := scheduler.next_batch()):
@@ -184,7 +184,7 @@ class SimulatedEncoder:
             self._encoded(batch, seconds)
 
         patches = sum(job.item.patches for job in fresh)
-        self._loop.call_later(self._costs.tower(len(fresh), patches), done)
+        self._loop.call_later(self.costs.tower(len(fresh), patches), done)
 
     def _encoded(self, batch: list[_Job], seconds: float) -> None:
         for job in batch:
@@ -212,7 +212,7 @@ class SimulatedEncoder:
         if self._store.in_memory:
             saved()
         else:
-            self._loop.call_later(self._costs.save(plan.nbytes), saved)
+            self._loop.call_later(self.costs.save(plan.nbytes), saved)
 
     def _forget(self, job: _Job, end: JobReady | JobFailure | None = None) -> None:
         """The job is over; `end` is the last message to its stream, if one still listens."""

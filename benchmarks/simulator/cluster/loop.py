@@ -13,6 +13,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
+from threading import current_thread, main_thread
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -117,19 +118,26 @@ class VirtualLoop:
             asyncio._set_running_loop(outer)
 
     def run(self) -> None:
-        """Until nothing is left to happen, or until what is ready is done after a call of `stop`."""
+        """Until nothing is left to happen, or until what is ready is done after a call of `stop`.
+
+        Ctrl-C comes before the next call: in the callback of a weak reference, of which each task has one,
+        Python drops what is raised, and the run would go on.
+        """
+        default = signal.default_int_handler
+        ours = current_thread() is main_thread() and signal.getsignal(signal.SIGINT) is default
+        if ours:
+            end = VirtualTimer(default, (signal.SIGINT, None), None)
+            signal.signal(signal.SIGINT, lambda *_: self._ready.appendleft(end))
         try:
             self.call(self._run)
         finally:
             self._stopping = False
+            if ours:
+                signal.signal(signal.SIGINT, default)
 
     def stop(self) -> None:
         """Time does not go on: the run ends, or the next one when none is under way."""
         self._stopping = True
-
-    def interrupt(self) -> None:
-        """The run ends with KeyboardInterrupt before its next call."""
-        self._ready.appendleft(VirtualTimer(signal.default_int_handler, (signal.SIGINT, None), None))
 
     def _run(self) -> None:
         ready, timers = self._ready, self._timers

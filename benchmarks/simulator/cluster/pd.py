@@ -164,10 +164,6 @@ class SimulatedPD:
         self._alarm: VirtualTimer | None = None
 
     @property
-    def max_model_len(self) -> int:
-        return self.scheduler.limits.max_model_len
-
-    @property
     def full(self) -> bool:
         """Whether it refuses requests."""
         return self.held >= _MAX_WAITING + self.scheduler.limits.max_num_seqs

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import operator
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -17,14 +17,14 @@ from typing import TypeVar
 from triptych.base.errors import RequestError
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.request import TextPart
-from triptych.base.types import ItemPlan, SamplingParams
+from triptych.base.types import SamplingParams
 from triptych.goodput.load.job import RequestRecord
 from triptych.proxy.call.chat import ChatCall, ChatMessage, Delta, Done, Timings
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.media.source import AudioPart, ImagePart, VideoPart
 from triptych.proxy.media.spool import MediaHold
 from triptych.proxy.workers import KnownWorkers
-from triptych.simulator.cluster.context import SimulatedStore, SimulationContext
+from triptych.simulator.cluster.context import SimulationContext
 from triptych.simulator.cluster.requests import SimulatedRequest
 from triptych.simulator.cluster.transport import ClientStream, SimulatedTransport
 
@@ -72,23 +72,6 @@ class SimulatedMediaSource:
     def close(self) -> None: ...
 
 
-class SimulatedStoreView:
-    """The proxy's look-ups in the store, a round trip each."""
-
-    clock_jumps = 0
-
-    def __init__(self, store: SimulatedStore, trip: float) -> None:
-        self._store, self._trip = store, trip
-
-    async def look_up(self, keys: Sequence[tuple[str, str]]) -> list[ItemPlan | None]:
-        await asyncio.sleep(self._trip)
-        return [self._store.get(mm_hash) for mm_hash, _ in keys]
-
-    async def epoch(self) -> str:
-        await asyncio.sleep(self._trip)
-        return "epoch"
-
-
 class SimulatedProxy:
     """All requests. `ended` is called with the record of each."""
 
@@ -108,7 +91,7 @@ class SimulatedProxy:
         ids = itertools.count()
         self.dispatcher = Dispatcher(
             workers,
-            SimulatedStoreView(context.store, 2 * context.costs.rpc),
+            context.store,
             self._metrics,
             transport,
             proxy_id="proxy",

@@ -6,14 +6,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 
 from triptych.base.errors import ConfigError
 from triptych.pd_worker.core.outputs import ScheduledChunk
 
-T = TypeVar("T")
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
@@ -185,26 +184,20 @@ class _WithShape(msgspec.Struct):
     shape: ModelShape
 
 
-def read_costs(path: Path, flag: str = "--costs") -> CostModel:
-    """The costs in a file of `triptych profile`; `flag` gave its name.
+def read_profile(path: Path, flag: str) -> tuple[CostModel, ModelShape]:
+    """Costs and the model's sizes from a file of `triptych profile`; `flag` gave its name.
 
-    ConfigError when it cannot be read, holds no cost model, or one with a cost that cannot be.
+    ConfigError when it cannot be read, or holds no profile, or one with a cost that cannot be.
     """
-    return _decode(path, CostModel, "cost model: write one with `triptych profile`", flag)
-
-
-def read_shape(path: Path, flag: str = "--costs") -> ModelShape:
-    """The model's sizes in a file of `triptych profile`; ConfigError when there are none."""
-    return _decode(path, _WithShape, "model shape: write one with `triptych profile`", flag).shape
-
-
-def _decode(path: Path, kind: type[T], wanted: str, flag: str) -> T:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        raw = path.read_bytes()
+        return msgspec.json.decode(raw, type=CostModel), msgspec.json.decode(raw, type=_WithShape).shape
     except OSError as error:
         raise ConfigError(f"{flag} {path}: {error.strerror}") from None
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{flag} {path} holds no {wanted} ({error})") from None
+        raise ConfigError(
+            f"{flag} {path} holds no profile: write one with `triptych profile` ({error})"
+        ) from None
 
 
 # Devices that were not measured here: a roofline of the model, and what is published. Every stage is FLOPs /
@@ -329,6 +322,12 @@ class Geometry:
         wide = self.vit_hidden * self.merge**2
         return (1 + self.deepstack) * (wide * wide + wide * self.hidden)
 
+    def shape(self, min_pixels: int, max_pixels: int, fixed_rows: int = 0) -> ModelShape:
+        """The sizes that requests see; the chat template takes as many tokens as Qwen3-VL's."""
+        sizes = {"min_pixels": min_pixels, "max_pixels": max_pixels, "fixed_rows": fixed_rows}
+        sizes |= {"row_bytes": self.row_bytes, "kv_token_bytes": self.kv_token_bytes}
+        return ModelShape(self.patch, self.merge, prompt_overhead_tokens=8, **sizes)
+
 
 #: huggingface.co/Qwen/Qwen3-VL-4B-Instruct, config.json.
 QWEN3_VL_4B = Geometry(
@@ -347,17 +346,8 @@ QWEN3_VL_4B = Geometry(
     deepstack=3,
 )
 
-#: preprocessor_config.json: 256² to 4096² pixels; its chat template around a message and a picture.
-QWEN3_VL_4B_SHAPE = ModelShape(
-    patch=16,
-    merge=2,
-    min_pixels=65536,
-    max_pixels=16777216,
-    row_bytes=QWEN3_VL_4B.row_bytes,
-    kv_token_bytes=QWEN3_VL_4B.kv_token_bytes,
-    prompt_overhead_tokens=8,
-    item_overhead_tokens=2,
-)
+#: preprocessor_config.json: 256² to 4096² pixels.
+QWEN3_VL_4B_SHAPE = QWEN3_VL_4B.shape(65536, 16777216)
 
 
 def published(name: str, geometry: Geometry = QWEN3_VL_4B, model: str = "Qwen3-VL") -> CostModel:

@@ -56,17 +56,7 @@ def read_model(path: Path) -> PlannedModel:
         rows = _fixed_rows(config, side * side)
         merge, pixels = round(math.sqrt(side * side / rows)), (1, (side * patch) ** 2)
     geometry = _geometry(config, text, vision, patch, merge)
-    shape = ModelShape(
-        patch=patch,
-        merge=merge,
-        min_pixels=pixels[0],
-        max_pixels=pixels[1],
-        row_bytes=geometry.row_bytes,
-        kv_token_bytes=geometry.kv_token_bytes,
-        prompt_overhead_tokens=QWEN3_VL_4B_SHAPE.prompt_overhead_tokens,
-        fixed_rows=rows,
-    )
-    return PlannedModel(name, geometry, shape)
+    return PlannedModel(name, geometry, geometry.shape(*pixels, rows))
 
 
 class _Fields:

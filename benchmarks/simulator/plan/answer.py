@@ -75,7 +75,7 @@ class CapacityPlan:
 
     def dollars(self, served: Served) -> float | None:
         """Per million requests at the rate served."""
-        return cost_per_million(1, self.question.hourly(served.shape), served.rate)
+        return cost_per_million(self.question.hourly(served.shape), served.rate)
 
     def per_dollar(self, served: Served) -> float | None:
         """Requests at the rate served; None without prices."""
@@ -118,9 +118,9 @@ def answer(
     )
 
 
-def cost_per_million(devices: int, hour: float | None, rate: float) -> float | None:
+def cost_per_million(hour: float | None, rate: float) -> float | None:
     """Dollars for a million requests at `rate` per second; None without a price or a rate."""
-    return None if hour is None or rate <= 0 else devices * hour / 3600 / rate * 1e6
+    return None if hour is None or rate <= 0 else hour / 3600 / rate * 1e6
 
 
 def fewest_workers(
@@ -158,7 +158,7 @@ def purchase(trials: Trials, served: Served, rate: float, *, apart: bool) -> Pur
         confirmed = devices <= MOST_SIMULATED and trials.window(bought, question.workload, rate).sustained
         if confirmed or devices >= MOST_SIMULATED or tried == _TRIES:
             break
-    return Purchase(bought, devices, rate, confirmed, cost_per_million(1, question.hourly(bought), rate))
+    return Purchase(bought, devices, rate, confirmed, cost_per_million(question.hourly(bought), rate))
 
 
 def purchases(trials: Trials, ratios: Ratios, rate: float) -> tuple[Purchase, ...]:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from triptych.goodput.report.plots import COLOURS, sheet
 from triptych.simulator.plan.answer import CapacityPlan, SensitivityPoint
@@ -19,8 +18,8 @@ APART, REPLICAS = COLOURS[0], COLOURS[1]
 _MOST_BARS = 9
 
 
-def draw(plan: CapacityPlan) -> Figure:
-    """The answer beside what was asked for: its sensitivity, and scaling."""
+def save(plan: CapacityPlan, path: Path) -> None:
+    """The answer beside what was asked for, its sensitivity and scaling: PNG or SVG, by the path's suffix."""
     kinds = sorted({point.kind for point in plan.points}, reverse=True)
     question = plan.question
     title = f"{question.workload_name} on {question.devices_named}, {question.slo}\n{plan.ratios.verdict}"
@@ -30,7 +29,8 @@ def draw(plan: CapacityPlan) -> Figure:
         _sensitivity(axis, kind, [point for point in plan.points if point.kind == kind], plan)
     if plan.scaling is not None:
         _rates(others[-1], plan.scaling)
-    return figure
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
 
 
 def _shapes(axis: Axes, plan: CapacityPlan) -> None:
@@ -77,10 +77,3 @@ def _rates(axis: Axes, scaled: Scaling) -> None:
         # Powers of ten, written out.
         scale.set_major_formatter("{x:,.10g}")
     axis.legend(fontsize=8)
-
-
-def save(plan: CapacityPlan, path: Path) -> None:
-    """PNG or SVG, by the path's suffix."""
-    figure = draw(plan)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)

@@ -17,8 +17,7 @@ from triptych.simulator.costs.costs import (
     CostModel,
     ModelShape,
     published,
-    read_costs,
-    read_shape,
+    read_profile,
 )
 from triptych.simulator.costs.model_config import QWEN3_VL, PlannedModel
 
@@ -150,7 +149,7 @@ def read_device(
     elif path.is_file():
         if served is not QWEN3_VL:
             raise ConfigError(f"--model goes with named devices; {flag} {name} has the model of its profile")
-        costs, model, limits = read_costs(path, flag), read_shape(path, flag), Limits(proxy=_PROXY)
+        (costs, model), limits = read_profile(path, flag), Limits(proxy=_PROXY)
         title = costs.name
     else:
         names = ", ".join(sorted({*SHORT_NAMES, *CHIPS}))

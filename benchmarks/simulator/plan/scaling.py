@@ -7,6 +7,7 @@ formulas. One store is one server process: transfers and registry each alone may
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -18,9 +19,9 @@ from triptych.simulator.plan.ratios import Served
 SHARE = 0.7
 #: CPU seconds of a message, an upper bound, and tokens in it, of `python -m benchmarks proxy_relay`.
 MESSAGE, MESSAGE_TOKENS = 8 / 140_924, 8
-#: Bytes per second of one store, of benchmarks/results/ec_transfer.md: eight at once over a unix socket.
+#: Bytes per second of one store, of benchmarks/results/earlier.md: eight at once over a unix socket.
 SAVE_RATE, LOAD_RATE = 2.55e9, 2.80e9
-#: CPU seconds of benchmarks/results/registry_load.md: of the store for a heartbeat, a look at the registry
+#: CPU seconds of benchmarks/results/earlier.md: of the store for a heartbeat, a look at the registry
 #: and each worker in it; of a proxy for a look and each worker in it.
 BEAT, LOOK, LOOK_WORKER = 41e-6, 47e-6, 1.93e-6
 LOOK_PROXY, LOOK_PROXY_WORKER = 179e-6, 7.0e-6
@@ -144,12 +145,11 @@ def proxies_needed(traffic: Traffic, rate: float, workers: int) -> int:
         return 0
     # With a token in each message more proxies make no more work: from there on it is a division.
     most = math.ceil(rate * (traffic.proxy_seconds + traffic.tokens * traffic.message) / free) + 1
-    low, high = 0, max(most, 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        enough = proxy_share(traffic, rate, workers, middle) <= SHARE
-        low, high = (low, middle) if enough else (middle, high)
-    return high
+
+    def enough(proxies: int) -> bool:
+        return proxy_share(traffic, rate, workers, proxies) <= SHARE
+
+    return 1 + bisect_left(range(1, most), True, key=enough)
 
 
 def reach(traffic: Traffic, encoders: int, pd_workers: int, rate: float) -> Reach:

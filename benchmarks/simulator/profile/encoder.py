@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import tempfile
 import threading
 import time
@@ -108,43 +109,20 @@ class TransferRole:
         raise ConfigError(f"a transfer did not end in {_WAIT_SECONDS:g} s")
 
 
-class Transfers(TransferRole):
-    """Saves and loads of one worker role, one at a time."""
-
-    def __init__(self, store_url: str) -> None:
-        super().__init__(
-            ECTransferConfig(store_url=store_url, namespace=_NAMESPACE, host_buffer_bytes=256 * MIB)
-        )
-        self._count = 0
-
-    def item(self, nbytes: int) -> EncoderOutput:
-        """An embedding of `nbytes` that the store does not hold yet."""
-        self._count += 1
-        mm_hash, rows = hashlib.sha256(str(self._count).encode()).hexdigest(), nbytes // (4 * _WIDTH)
-        plan = ItemPlan(mm_hash, _NAMESPACE, "image", rows, _WIDTH, "float32", rows)
-        return EncoderOutput(plan, torch.rand(rows, _WIDTH))
-
-    def save(self, item: EncoderOutput) -> float:
-        """Seconds until it has landed."""
-        key, began = item.plan.mm_hash, time.perf_counter()
-        self.worker.save_caches({key: item}, key)
-        self.until(lambda output: key in output.saved)
-        return time.perf_counter() - began
-
-    def load(self, item: EncoderOutput) -> float:
-        """Seconds until a host copy is here; it is dropped again."""
-        key, began = item.plan.mm_hash, time.perf_counter()
-        self.worker.start_load_caches(TransferMetadata(1, fetches=(Fetch(item.plan, 1),)), {})
-        self.until(lambda output: key in output.fetched)
-        seconds = time.perf_counter() - began
-        self.worker.start_load_caches(TransferMetadata(2, drops=(LoadId(key, 1),)), {})
-        return seconds
-
-    def times(self, nbytes: int, repeats: int) -> tuple[list[float], list[float]]:
-        """Seconds of saves and of loads, without the first ones, which warm connections and buffers up."""
-        items = [self.item(nbytes) for _ in range(repeats + 1)]
-        saves, loads = [self.save(item) for item in items], [self.load(item) for item in items]
-        return saves[1:], loads[1:]
+def transfer_times(role: TransferRole, number: int, nbytes: int) -> tuple[float, float]:
+    """Seconds of a save until `nbytes` have landed, and of their load until a host copy is here."""
+    key, rows = hashlib.sha256(str(number).encode()).hexdigest(), nbytes // (4 * _WIDTH)
+    plan = ItemPlan(key, _NAMESPACE, "image", rows, _WIDTH, "float32", rows)
+    output = EncoderOutput(plan, torch.rand(rows, _WIDTH))
+    began = time.perf_counter()
+    role.worker.save_caches({key: output}, key)
+    role.until(lambda found: key in found.saved)
+    saved, began = time.perf_counter() - began, time.perf_counter()
+    role.worker.start_load_caches(TransferMetadata(1, fetches=(Fetch(plan, 1),)), {})
+    role.until(lambda found: key in found.fetched)
+    loaded = time.perf_counter() - began
+    role.worker.start_load_caches(TransferMetadata(2, drops=(LoadId(key, 1),)), {})
+    return saved, loaded
 
 
 def transfer_samples(effort: Effort) -> tuple[list[Sample], list[Sample]]:
@@ -153,16 +131,22 @@ def transfer_samples(effort: Effort) -> tuple[list[Sample], list[Sample]]:
         tempfile.TemporaryDirectory(prefix="triptych-") as folder,
         EmbeddedStore(Path(folder), 512 * MIB) as store,
     ):
-        transfers = Transfers(store.url)
+        buffers = 256 * MIB
+        role = TransferRole(
+            ECTransferConfig(store_url=store.url, namespace=_NAMESPACE, host_buffer_bytes=buffers)
+        )
+        numbers = itertools.count()
 
         def sample(size: int) -> tuple[Sample, Sample]:
-            saves, loads = transfers.times(size << 10, effort.repeats)
-            nbytes = float(size << 10)
-            saved = sample_of({"save_item": 1.0, "save_byte": nbytes}, saves)
-            return saved, sample_of({"load_item": 1.0, "load_byte": nbytes}, loads)
+            nbytes = size << 10
+            taken = [transfer_times(role, next(numbers), nbytes) for _ in range(effort.repeats + 1)]
+            # The first ones warm connections and buffers up.
+            saves, loads = zip(*taken[1:], strict=True)
+            saved = sample_of({"save_item": 1.0, "save_byte": float(nbytes)}, saves)
+            return saved, sample_of({"load_item": 1.0, "load_byte": float(nbytes)}, loads)
 
         try:
             pairs = in_time("saves and loads", map(sample, SIZES), len(SIZES), effort)
         finally:
-            transfers.worker.shutdown()
+            role.worker.shutdown()
     return [saved for saved, _ in pairs], [loaded for _, loaded in pairs]

@@ -18,6 +18,7 @@ from triptych.base.config import EncoderConfig, PDConfig
 from triptych.base.cpu.threads import decoder_threads, tower_threads
 from triptych.base.machine.resources import available_memory
 from triptych.base.progress.progress import step
+from triptych.base.types import JsonObject
 from triptych.goodput.report.machine import Machine, describe, load_average
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.images import ImageProcessor
@@ -53,33 +54,19 @@ class ProfileOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """The settings of the measurement."""
-
-    model: str
-    device: str
-    dtype: str
-    encoder_threads: int
-    pd_threads: int
-    quick: bool
-    max_num_batched_tokens: int
-    encoder_batch_patches: int
-
-
-@dataclass(frozen=True, slots=True)
 class Profile:
-    """Costs and sizes, with the fits and samples that they come from."""
+    """Costs and sizes, with the fits and samples that they come from, and the settings of the measurement."""
 
     costs: CostModel
     shape: ModelShape
-    settings: Settings
+    settings: JsonObject
     machine: Machine
     fits: dict[str, Fit]
     samples: dict[str, list[Sample]]
 
 
 def write_profile(path: Path, found: Profile) -> None:
-    """Writes JSON with the costs on top, as `read_costs` reads them."""
+    """Writes JSON with the costs on top, as `read_profile` reads them."""
     parts = asdict(found)
     costs = parts.pop("costs")
     parts["machine"]["loaded"] = found.machine.loaded
@@ -146,7 +133,7 @@ def measure(options: ProfileOptions) -> Profile:
     machine, when = describe(load_before), datetime.date.today().isoformat()
     costs = CostModel(
         name=f"{options.name} on {machine.chip}",
-        source=f"`triptych profile` of {options.name} ({settings.dtype}) on {machine.chip}, {when}",
+        source=f"`triptych profile` of {options.name} ({settings['dtype']}) on {machine.chip}, {when}",
         encoder=EncoderCosts(**_terms(fits, "prepare", "tower", "save")),
         pd=PDCosts(**_terms(fits, "step", "load", "intake")),
         proxy=ProxyCosts(**_terms(fits, "proxy")),
@@ -161,7 +148,7 @@ def _terms(fits: Mapping[str, Fit], *stages: str) -> dict[str, float]:
 
 def _measure_model(
     options: ProfileOptions, effort: Effort, add: Callable[..., None]
-) -> tuple[ModelShape, Settings]:
+) -> tuple[ModelShape, JsonObject]:
     """The stages of tower and decoder, under the settings that workers serve them with; and its sizes."""
     path, threads = options.model, options.threads
     device = resolve_device(options.device)
@@ -187,16 +174,16 @@ def _measure_model(
     config = pd.pd_config(serving, decoder, grid)
     with closing(pd.StepBench(config, decoder, tokenizer, generation_defaults(path))) as bench:
         add(step=pd.step_samples(bench, grid, effort))
-    settings = Settings(
-        model=options.name,
-        device=str(torch.cuda.get_device_name(device)) if cuda else device.type,
-        dtype=str(dtype).removeprefix("torch."),
-        encoder_threads=encoder_threads,
-        pd_threads=pd_threads,
-        quick=options.quick,
-        max_num_batched_tokens=serving.step_tokens,
-        encoder_batch_patches=encoding.batch_patches,
-    )
+    settings = {
+        "model": options.name,
+        "device": str(torch.cuda.get_device_name(device)) if cuda else device.type,
+        "dtype": str(dtype).removeprefix("torch."),
+        "encoder_threads": encoder_threads,
+        "pd_threads": pd_threads,
+        "quick": options.quick,
+        "max_num_batched_tokens": serving.step_tokens,
+        "encoder_batch_patches": encoding.batch_patches,
+    }
     return shape, settings
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.autoscale.comparison import trial_setup
+from benchmarks.autoscale import comparison
 from benchmarks.autoscale.policies import (
     Concurrency,
     CpuPercent,
@@ -71,15 +71,13 @@ def test_there_is_a_worker_for_every_five_that_wait() -> None:
     assert max(sizes[:40]) == sizes[300] == 3 and sizes[-1] == 1
 
 
-def follow_concurrency(
-    items: Callable[[int], int], seconds: int, workers: int = 1, ready_after: int = 0
-) -> list[int]:
+def follow_concurrency(items: Callable[[int], int], seconds: int) -> list[int]:
     """The desired pods of every second for `items` at that second, where a pod may have 8."""
-    scaler, sizes = Concurrency(0, 50), []
+    scaler, sizes, pods = Concurrency(0, 50), [], 1
     for now in range(seconds):
-        busy = {f"e{index}": 0.0 for index in range(workers)}
-        workers = scaler.desired(PoolView(now, 0, busy, items(now), items(now)))
-        sizes.append(workers)
+        busy = {f"e{index}": 0.0 for index in range(pods)}
+        pods = scaler.desired(PoolView(now, 0, busy, items(now), items(now)))
+        sizes.append(pods)
     return sizes
 
 
@@ -93,14 +91,11 @@ def test_the_last_pod_goes_when_a_whole_stable_window_was_empty() -> None:
     assert sizes[88] == 1 and sizes[92] == 0
 
 
-SETUP = trial_setup()
-
-
 @pytest.mark.parametrize("name", TRACES)
 def test_a_trace_is_the_same_for_the_same_seed_and_in_order(name: str) -> None:
-    first, second = (requests_of(TRACES[name](), SETUP.costs.encoder, SETUP.model, 3) for _ in range(2))
+    first, second = (requests_of(TRACES[name](), comparison.COSTS.encoder, MODEL, 3) for _ in range(2))
     assert first == second and first[1] == sorted(first[1]) and len(first[0]) == len(first[1])
-    assert requests_of(TRACES[name](), SETUP.costs.encoder, SETUP.model, 4)[1] != first[1]
+    assert requests_of(TRACES[name](), comparison.COSTS.encoder, MODEL, 4)[1] != first[1]
 
 
 #: A picture takes a second of an encoder's tower, one at a time.
@@ -149,10 +144,8 @@ def all_served(found: Simulation) -> bool:
 def test_a_worker_that_drains_finishes_what_it_has_and_is_paid_for_until_then() -> None:
     found, pool = serve(Sizes([4, 1], 2.0), count=12, rate=20.0, initial=4)
     assert all_served(found)
-    drained = [worker for worker in pool.history.workers if worker.drains is not None]
-    assert len(drained) == 3
-    assert all(worker.ended is not None for worker in drained)
-    assert max(worker.ended or 0.0 for worker in drained) > 2.5, "none had work left"
+    ended = [worker.ended for worker in pool.history.workers if worker.ended is not None]
+    assert len(ended) == 3 and max(ended) > 2.5, "none had work left"
 
 
 def test_the_product_asks_for_the_pd_workers_that_long_prompts_of_few_requests_fill() -> None:
@@ -161,7 +154,7 @@ def test_the_product_asks_for_the_pd_workers_that_long_prompts_of_few_requests_f
     costs = replace(COSTS, pd=replace(COSTS.pd, prefill_token=0.01))
     load = replace(PICTURE, images=((0, 1.0),), text_tokens=100, text_quantiles=(), output_tokens=2)
     times, plans = arrival_times(Arrivals(rate=2.5), 200, 0), plan_requests(load, 200, 0)
-    simulate(plans, times, on_devices(0, 1), costs, MODEL, SETUP.limits, controllers=[pool])
+    simulate(plans, times, on_devices(0, 1), costs, MODEL, comparison.LIMITS, controllers=[pool])
     assert max(moment.desired for moment in pool.history.moments[:40]) == 4
 
 

@@ -42,7 +42,7 @@ def first_cells(text: str) -> list[str]:
     rows = [
         line
         for line, after in zip(lines, [*lines[1:], ""], strict=True)
-        if line.startswith("| ") and "|---" not in line + after
+        if line.startswith("| ") and "---" not in line + after
     ]
     cells = [row.split(" | ")[0].removeprefix("| ") for row in rows]
     return [cell for cell in cells if not cell.startswith(("aten::", "[memory]"))]

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from support.data.checkpoints import build_checkpoint
 from triptych.apps.cli.app import app
 from triptych.base.errors import ConfigError
-from triptych.simulator.costs.costs import read_costs, read_shape
+from triptych.simulator.costs.costs import read_profile
 from triptych.simulator.profile import fit, proxy
 from triptych.simulator.profile.fit import TERMS
 
@@ -40,7 +40,7 @@ def test_a_quick_profile_measures_every_stage(tmp_path: Path, monkeypatch: pytes
         assert f"{stage:8}" in result.output
     assert found["machine"]["command"].startswith("triptych")
     assert found["settings"]["dtype"] == "float32" and found["settings"]["quick"]
-    costs, shape = read_costs(path), read_shape(path)
+    costs, shape = read_profile(path, "--gpu")
     assert costs.encoder.tower(1, 1024) > 0
     assert costs.pd.step_seconds(256, 4, 1000, 256 * 128) > costs.pd.step_seconds(0, 1, 10, 0) > 0
     assert costs.proxy.take(1, 100_000, 32) > 0 and 0 < costs.rpc < 1

@@ -25,8 +25,7 @@ from triptych.simulator.costs.costs import (
     ModelShape,
     PDCosts,
     ProxyCosts,
-    read_costs,
-    read_shape,
+    read_profile,
 )
 from triptych.simulator.costs.model_config import PlannedModel, read_model
 from triptych.simulator.profile.profile import shape_of
@@ -45,24 +44,23 @@ def test_a_profile_holds_costs_and_the_models_sizes(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     document = {"format": "triptych-profile/1", **asdict(COSTS), "shape": asdict(QWEN3_VL_4B_SHAPE)}
     path.write_text(json.dumps(document))
-    assert read_costs(path) == COSTS
-    assert read_shape(path) == QWEN3_VL_4B_SHAPE
+    assert read_profile(path, "--gpu") == (COSTS, QWEN3_VL_4B_SHAPE)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "holds no cost model"),
-        ("[1]", "holds no cost model"),
+        ("{", "holds no profile"),
+        ("[1]", "holds no profile"),
         ('{"name": "x"}', "missing required field"),
         ('{"name": 1}', "name"),
     ],
 )
-def test_what_is_no_cost_model_is_refused_with_the_way_to_get_one(tmp_path, text, said):
+def test_what_is_no_profile_is_refused_with_the_way_to_get_one(tmp_path, text, said):
     path = tmp_path / "costs.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"costs\.json") as caught:
-        read_costs(path)
+        read_profile(path, "--gpu")
     assert said in str(caught.value) and "triptych profile" in str(caught.value)
 
 
@@ -153,9 +151,7 @@ def test_sizes_read_from_a_config_are_those_of_the_model_itself(family: str) -> 
         ({"scale_factor": 4}, 64),
     ],
 )
-def test_a_picture_of_one_size_has_the_rows_that_its_projector_leaves(
-    tmp_path: Path, fields: dict[str, Any], rows: int
-) -> None:
+def test_a_picture_of_one_size_has_the_rows_that_its_projector_leaves(tmp_path, fields, rows):
     shape = read(tmp_path, **fields).shape
     assert shape.plan(1280, 720) == (32 * 32, rows) == shape.plan(64, 64)
 
@@ -201,9 +197,7 @@ def test_recurrent_layers_keep_no_keys_and_values(tmp_path: Path) -> None:
         (json.dumps({"vision_config": [], "text_config": 3}), "has no vision_config"),
     ],
 )
-def test_a_config_without_a_size_is_refused_by_the_name_of_its_field(
-    tmp_path: Path, config: str, said: str
-) -> None:
+def test_a_config_without_a_size_is_refused_by_the_name_of_its_field(tmp_path, config, said):
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(ConfigError, match=f"--model .*{said}"):
         read_model(tmp_path)

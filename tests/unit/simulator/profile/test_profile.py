@@ -11,7 +11,7 @@ from triptych.base.errors import ConfigError
 from triptych.goodput.report.machine import Machine
 from triptych.simulator.costs.costs import QWEN3_VL_4B_SHAPE, published
 from triptych.simulator.profile.fit import TERMS, Sample, fit_costs
-from triptych.simulator.profile.profile import Profile, Settings, report
+from triptych.simulator.profile.profile import Profile, report
 
 TRUE = {
     "step": 2e-3,
@@ -59,8 +59,7 @@ def test_samples_without_time_are_refused(samples: list[Sample]) -> None:
 
 
 MACHINE = Machine("abc", {}, "a chip", 2, 8.0, "Linux", "triptych profile", 0.1, 1.5)
-SETTINGS = Settings("tiny", "cpu", "float32", 1, 1, False, 2048, 512)
-FOUND = Profile(published("a100-80g"), QWEN3_VL_4B_SHAPE, SETTINGS, MACHINE, {}, {})
+FOUND = Profile(published("a100-80g"), QWEN3_VL_4B_SHAPE, {}, MACHINE, {}, {})
 
 
 def test_an_idle_machine_gets_no_warning() -> None:

@@ -7,7 +7,8 @@ import multiprocessing
 import statistics
 import tempfile
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import msgpack
 import redis
 import torch
 
-from benchmarks.result_page import RESULTS, fill, page_parser, publish
+from benchmarks.result_page import RESULTS, fill, page_parser, publish, table
 from triptych.apps.launch.embedded_store import EmbeddedStore
 from triptych.base.config import MIB
 from triptych.base.types import EmbeddingSource, ItemPlan
@@ -101,37 +102,41 @@ class Workers:
         self._store.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """All turns of one size by one path: milliseconds, and those of CPU."""
-
-    milliseconds: list[float] = field(default_factory=list)
-    cpu: list[float] = field(default_factory=list)
+#: Turns by size and path: milliseconds, and those of CPU.
+Turns = dict[tuple[str, str], list[tuple[float, float]]]
 
 
-def measure(url: str, repeats: int) -> dict[tuple[str, str], Transfer]:
+def measure(url: str, repeats: int) -> Turns:
     """The transfers by size and path, which take turns; the save goes on beside them."""
-    measured = {(size, path): Transfer() for size in SIZES for path in PATHS}
+    measured: Turns = {(size, path): [] for size in SIZES for path in PATHS}
     workers = Workers(url)
     try:
         for number in range(repeats + 1):
-            for (size, path), transfer in measured.items():
-                milliseconds, cpu = workers.transfer(f"{number} {size} {path}", SIZES[size], path)
+            for (size, path), turns in measured.items():
+                taken = workers.transfer(f"{number} {size} {path}", SIZES[size], path)
                 if number:  # connections were made, and memory was touched
-                    transfer.milliseconds.append(milliseconds)
-                    transfer.cpu.append(cpu)
+                    turns.append(taken)
     finally:
         workers.close()
     return measured
+
+
+def rows(measured: Turns) -> Iterator[tuple[str, str, str, str]]:
+    """Of a table: size, path, milliseconds (median and best), CPU milliseconds."""
+    for (size, path), turns in measured.items():
+        times, cpu = zip(*turns, strict=True)
+        yield (
+            size,
+            path,
+            f"{statistics.median(times):.1f} ({min(times):.1f})",
+            f"{statistics.median(cpu):.1f}",
+        )
 
 
 def main() -> None:
     options = page_parser(__doc__, RESULT, repeats=20).parse_args()
     with tempfile.TemporaryDirectory() as folder, EmbeddedStore(Path(folder), 1 << 30) as server:
         measured = measure(server.url, options.repeats)
-    rows = []
-    for (size, path), transfer in measured.items():
-        times = f"{statistics.median(transfer.milliseconds):.1f} ({min(transfer.milliseconds):.1f})"
-        rows.append(f"| {size} | {path} | {times} | {statistics.median(transfer.cpu):.1f} |")
+    paths = table(("embedding", "path", "ms, median (best)", "CPU ms"), rows(measured), (0, 1))
     command = f"python -m benchmarks transfer_paths --repeats {options.repeats}"
-    publish(fill("transfer_paths", command=command, paths="\n".join(rows)), RESULT, write=options.write)
+    publish(fill("transfer_paths", command=command, paths="\n".join(paths)), RESULT, write=options.write)
