@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from support.cluster_folders import end_clusters, note_fixture
 from triptych.apps.launch.embedded_store import EmbeddedStore
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -34,6 +35,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from support.folder_scheduling import FolderScheduling
 
     return FolderScheduling(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: Any) -> None:
+    note_fixture(fixturedef, request)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Clusters that stand still take time from the tests of other folders."""
+    end_clusters(item, nextitem)
 
 
 def pytest_collection_finish() -> None:

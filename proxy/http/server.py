@@ -26,6 +26,8 @@ def bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Connections inherit it: a reply does not wait until the client's system has acknowledged the one before.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         listener.bind((host, port))
     except OSError as error:
@@ -157,9 +159,6 @@ async def _told_address(connection: socket.socket) -> str:
     raise BadHeader("a PROXY header without its end")
 
 
-_CLOSE = (b"connection", b"close")
-
-
 class ClosingMiddleware:
     """Adds `Connection: close` to every answer once `closing` is set."""
 
@@ -171,7 +170,7 @@ class ClosingMiddleware:
         def last(message: Message) -> Awaitable[None]:
             if self.closing and message["type"] == "http.response.start":
                 headers = [pair for pair in message.get("headers", ()) if pair[0].lower() != b"connection"]
-                message = {**message, "headers": [*headers, _CLOSE]}
+                message = {**message, "headers": [*headers, (b"connection", b"close")]}
             return send(message)  # no coroutine of its own: it is called for every token
 
         await self._app(scope, receive, last)

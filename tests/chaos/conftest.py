@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from support.chaos import faults
 from support.data.checkpoints import build_checkpoint
 from support.data.traffic import STREAM_TOKENS, Case, expected, mixed_cases
-from support.processes.cluster import Cluster, running_cluster, start_cluster
+from support.processes.cluster import Cluster, running_cluster
 
 #: Small steps, so that prefill and streams last long enough to be met.
 SLOW = ("--max-num-batched-tokens", "64", "--encoder-batch-patches", "1")
@@ -42,21 +43,31 @@ def shared_cluster(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -
     """One of each, for tests that leave it whole; each asks the cases with a `cache_salt` of its own."""
     words = ("--threads", "1", "--max-queue", "100", *SLOW)
     folder = tmp_path_factory.mktemp("shared")
-    with running_cluster(checkpoint, folder, *words, environment=faults.gated(folder)) as cluster:
+    environment = faults.gated(folder) | faults.ordered(folder / "faults")
+    with running_cluster(checkpoint, folder, *words, environment=environment) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def make_cluster(checkpoint: Path, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
-    """Starts clusters that end with the test."""
-    clusters: list[Cluster] = []
+def start(checkpoint: Path, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+    """Starts a cluster that ends with the test."""
+    with ExitStack() as stack:
 
-    def make(workers: int, *words: str) -> Cluster:
-        pools = ("--encoders", str(workers), "--pd-workers", str(workers), "--threads", "1")
-        folder = tmp_path / f"run{len(clusters)}"
-        clusters.append(start_cluster(checkpoint, folder, *pools, *words, environment=faults.gated(folder)))
-        return clusters[-1]
+        def started(*words: str, environment: dict[str, str]) -> Cluster:
+            run = running_cluster(
+                checkpoint, tmp_path / "run", "--threads", "1", *words, environment=environment
+            )
+            return stack.enter_context(run)
 
-    yield make
-    for cluster in clusters:
-        cluster.stop()
+        yield started
+
+
+@pytest.fixture
+def make_cluster(start: Callable[..., Cluster], tmp_path: Path) -> Callable[..., Cluster]:
+    """Starts one of so many workers in each pool, whose engines stop at gates."""
+
+    def made(workers: int, *words: str) -> Cluster:
+        pools = ("--encoders", str(workers), "--pd-workers", str(workers))
+        return start(*pools, *words, environment=faults.gated(tmp_path / "run"))
+
+    return made

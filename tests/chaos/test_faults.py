@@ -24,8 +24,7 @@ from support.data.traffic import STREAM_TOKENS, Case, ask_all
 from support.encdec import traffic as encdec_traffic
 from support.encdec.oracle import tokenizer_of
 from support.faults import FAULTS, Fault
-from support.matrix import matrix
-from support.processes.cluster import PATIENCE, Cluster, running_cluster, start_cluster, wait_for
+from support.processes.cluster import PATIENCE, Cluster, running_cluster, wait_for
 from support.ranks.groups import alive, children
 from triptych.apps.launch.embedded_store import EmbeddedStore
 
@@ -218,21 +217,6 @@ ENDS = {"holds_the_interpreter": "exit code 1;"}
 RANKS = ("--encoder-data-parallel", "2", "--max-num-batched-tokens", "64")
 
 
-@pytest.fixture
-def make_harmed(checkpoint: Path, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
-    """Starts a cluster whose engines may be harmed by orders in tmp_path/faults."""
-    clusters: list[Cluster] = []
-
-    def make(*words: str) -> Cluster:
-        environment = faults.environment(tmp_path / "faults")
-        clusters.append(start_cluster(checkpoint, tmp_path / "run", *words, environment=environment))
-        return clusters[-1]
-
-    yield make
-    for cluster in clusters:
-        cluster.stop()
-
-
 async def _harm(
     cluster: Cluster,
     folder: Path,
@@ -245,7 +229,7 @@ async def _harm(
     """Strikes an engine as `order` says in the middle of its work, and looks at all answers."""
     harmed, pool, fault, _ = order
     service = harmed.partition("-rank")[0]
-    before = cluster.pid(service)
+    before, resumes = cluster.pid(service), cluster.total("proxy", "triptych_resumes_total")
     faults.order(folder, *order)
     salts = [f"{fault} {number}" for number in range(crowds)]
     async with Streams(cluster.url, cases, STREAM_TOKENS, salts) as streams:
@@ -254,7 +238,7 @@ async def _harm(
     assert {answer.finish_reason for answer in got} == {"length"}
     assert faults.struck(cluster, harmed, pool, fault)
     if pool == "pd":
-        assert cluster.total("proxy", "triptych_resumes_total") > 0
+        assert cluster.total("proxy", "triptych_resumes_total") > resumes
     # The others may be through with everything before the process ends.
     await hold("the end of the process", lambda: f"{service} ended with {ends}" in _log(cluster))
     names = service.split("-")[0]
@@ -267,15 +251,14 @@ def _log(cluster: Cluster) -> str:
 
 
 def _pools(workers: int, slow_steps: tuple[str, ...]) -> tuple[str, ...]:
-    return ("--encoders", str(workers), "--pd-workers", str(workers), "--threads", "1", *slow_steps)
+    return ("--encoders", str(workers), "--pd-workers", str(workers), *slow_steps)
 
 
-@pytest.mark.parametrize("pool", matrix(["pd", "encoder"]))
 async def test_an_only_worker_whose_engine_dies_starts_anew_and_every_request_is_answered(
-    make_harmed, slow_steps, tmp_path, cases, reference, pool
+    shared_cluster, cases, reference
 ):
-    cluster = make_harmed(*_pools(1, slow_steps))
-    await _harm(cluster, tmp_path / "faults", (f"{pool}-0", pool, "dies", AFTER[pool]), cases, reference)
+    order = ("pd-0", "pd", "dies", AFTER["pd"])
+    await _harm(shared_cluster, shared_cluster.run_dir / "faults", order, cases, reference)
 
 
 @pytest.mark.slow
@@ -283,9 +266,9 @@ async def test_an_only_worker_whose_engine_dies_starts_anew_and_every_request_is
 @pytest.mark.parametrize("pool", ["pd", "encoder"])
 @pytest.mark.parametrize("fault", faults.FAULTS)
 async def test_whatever_becomes_of_an_engine_every_request_is_answered(
-    make_harmed, slow_steps, tmp_path, cases, reference, fault, pool, workers
+    start, slow_steps, tmp_path, cases, reference, fault, pool, workers
 ):
-    cluster = make_harmed(*_pools(workers, slow_steps))
+    cluster = start(*_pools(workers, slow_steps), environment=faults.environment(tmp_path / "faults"))
     order = (f"{pool}-0", pool, fault, AFTER[pool])
     await _harm(cluster, tmp_path / "faults", order, cases, reference, ENDS.get(fault, "exit code 70"))
 
@@ -295,9 +278,10 @@ async def test_whatever_becomes_of_an_engine_every_request_is_answered(
 @pytest.mark.parametrize("encoders", [1, 2], ids=["restart", "takeover"])
 @pytest.mark.parametrize("fault", faults.RANK_FAULTS)
 async def test_whatever_becomes_of_a_rank_in_a_batch_every_request_is_answered(
-    make_harmed, tmp_path, cases, reference, fault, encoders
+    start, tmp_path, cases, reference, fault, encoders
 ):
-    cluster = make_harmed("--encoders", str(encoders), "--pd-workers", "1", "--threads", "1", *RANKS)
+    pools = ("--encoders", str(encoders), "--pd-workers", "1", *RANKS)
+    cluster = start(*pools, environment=faults.environment(tmp_path / "faults"))
     (rank,) = children(cluster.pid("encoder-0"))
     # A crowd for each encoder: neither is through with its part before the fault.
     order = ("encoder-0-rank1", "rank", fault, 1)

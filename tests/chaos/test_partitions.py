@@ -44,7 +44,7 @@ _SMALL = ("--threads", "1", "--insecure", "--port", "7000", "--metrics-port", "7
 
 
 class SplitCluster:
-    """Two proxies, two encoders, two PD workers and a store, one host each."""
+    """Two proxies, two PD workers, a store and an encoder, or two when asked for; one host each."""
 
     def __init__(self, network: Network, model: Path, folder: Path, *proxy_words: str) -> None:
         self.network = network
@@ -73,8 +73,7 @@ class SplitCluster:
                    "maxmemory-policy": "volatile-lru"}  # fmt: skip
         words = [word for name, value in options.items() for word in (f"--{name}", value)]
         self._spawn("store", str(find_server_binary()), *words)
-        for name in ENCODERS:
-            self._service(name, "encoder", str(self._model), *_SMALL, "--prepared-memory", "64MiB")
+        self._encoder(ENCODERS[0])
         memory = ("--kv-memory", "32MiB", "--encoder-cache-memory", "32MiB")
         for name in PD_WORKERS:
             self._service(name, "pd", str(self._model), *_SMALL, *memory)
@@ -91,10 +90,22 @@ class SplitCluster:
                 "8001",
                 *self._proxy_words,
             )
-        for name in (*ENCODERS, *PD_WORKERS, *PROXIES):
+        self._wait()
+
+    def start_second_encoder(self) -> None:
+        """From now on there are two."""
+        if ENCODERS[1] not in self._processes:
+            self._encoder(ENCODERS[1])
+            self._wait()
+
+    def _wait(self) -> None:
+        for name in (set(HOSTS) - {"store"}) & self._processes.keys():
             wait_for(f"{name} to be ready", partial(self._says, name, "ready: "))
         for name in PROXIES:
             wait_for(f"{name} to know all workers", partial(self._knows_all, name))
+
+    def _encoder(self, name: str) -> None:
+        self._service(name, "encoder", str(self._model), *_SMALL, "--prepared-memory", "64MiB")
 
     def _service(self, name: str, service: str, *words: str) -> None:
         address = self.network.addresses
@@ -123,7 +134,8 @@ class SplitCluster:
 
     def _knows_all(self, proxy: str) -> bool:
         try:
-            return self.samples(proxy)["triptych_workers"] == len(ENCODERS) + len(PD_WORKERS)
+            workers = self._processes.keys() & {*ENCODERS, *PD_WORKERS}
+            return self.samples(proxy)["triptych_workers"] == len(workers)
         except (OSError, KeyError):
             return False
 
@@ -278,6 +290,8 @@ async def _answered(cluster: SplitCluster, *questions: Question, proxies: tuple[
 @pytest.mark.parametrize("worker", matrix(["pd-0", "encoder-0"]))
 @pytest.mark.parametrize("both", matrix([True, False]))
 async def test_new_pictures_go_to_the_worker_that_reaches_the_store(cluster, worker, both):
+    if worker == ENCODERS[0]:
+        cluster.start_second_encoder()
     cluster.network.cut("store", worker, both=both)
     await _answered(cluster, *_next_fresh(12), *REPEATED, *TEXTS)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -16,7 +16,7 @@ from support.chaos.stages import hold
 from support.chaos.streams import Streams
 from support.data.oracle import assert_exact
 from support.data.traffic import Case, expected, picture
-from support.processes.cluster import Cluster, scrape, start_cluster
+from support.processes.cluster import Cluster, scrape
 from triptych.base.scaling import ScalingDecision
 from triptych.registry.scaling import ScalingBoard
 from triptych.store.embedding_store import EmbeddingStore
@@ -61,7 +61,7 @@ TOKENS = 100
 MOST = 3
 #: An item sleeps so long in the tower: with 40 of them one encoder is far above --encoder-slo.
 TOWER_SECONDS = 0.4
-WORDS = ("--threads", "1", "--encoder-batch-patches", "1", "--encoder-slo", "4", "--scale-window", "3")
+WORDS = ("--encoder-batch-patches", "1", "--encoder-slo", "4", "--scale-window", "3")
 
 
 @pytest.fixture(scope="session")
@@ -79,21 +79,13 @@ def pictured_reference(checkpoint: Path, pictured: list[Case]) -> list[Any]:
     return expected(checkpoint, pictured, TOKENS)
 
 
-@pytest.fixture
-def make_scaled(checkpoint: Path, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
-    """Starts clusters whose encoders scale from none to MOST, and whose towers sleep."""
-    clusters: list[Cluster] = []
-
-    def make(*words: str, tower: float = TOWER_SECONDS, step: float = 0.0) -> Cluster:
-        environment = faults.sleeping(tower=tower, step=step)
-        pools = ("--encoders", f"0..{MOST}", *WORDS, *words)
-        run_dir = tmp_path / f"run{len(clusters)}"
-        clusters.append(start_cluster(checkpoint, run_dir, *pools, environment=environment))
-        return clusters[-1]
-
-    yield make
-    for cluster in clusters:
-        cluster.stop()
+def scaled(
+    start: Callable[..., Cluster], *words: str, tower: float = TOWER_SECONDS, step: float = 0.0
+) -> Cluster:
+    """A cluster whose encoders scale from none to MOST, and whose towers sleep."""
+    environment = faults.sleeping(tower=tower, step=step)
+    cluster: Cluster = start("--encoders", f"0..{MOST}", *WORDS, *words, environment=environment)
+    return cluster
 
 
 async def _empty(cluster: Cluster) -> None:
@@ -104,8 +96,8 @@ def _encoders(cluster: Cluster) -> list[str]:
     return [name for name in cluster.state()["processes"] if name.startswith("encoder-")]
 
 
-async def test_a_picture_starts_the_first_encoder_and_text_needs_none(make_scaled, cases, reference):
-    cluster = make_scaled(tower=0.0)
+async def test_a_picture_starts_the_first_encoder_and_text_needs_none(start, cases, reference):
+    cluster = scaled(start, tower=0.0)
     text = next(index for index, case in enumerate(cases) if not case.encoded)
     pictured = next(index for index, case in enumerate(cases) if case.encoded)
     assert _encoders(cluster) == []
@@ -119,9 +111,9 @@ async def test_a_picture_starts_the_first_encoder_and_text_needs_none(make_scale
 
 @pytest.mark.slow
 async def test_a_scaled_encoder_killed_in_a_burst_is_started_again_and_nothing_is_lost(
-    make_scaled: Callable[..., Cluster], pictured: list[Case], pictured_reference: list[Any]
+    start: Callable[..., Cluster], pictured: list[Case], pictured_reference: list[Any]
 ) -> None:
-    cluster = make_scaled()
+    cluster = scaled(start)
     async with Streams(cluster.url, pictured, TOKENS, ["kill"]) as streams:
         await hold("two encoders", lambda: len(cluster.pids("encoder")) >= 2)
         name, pid = next(iter(cluster.pids("encoder").items()))
@@ -134,11 +126,11 @@ async def test_a_scaled_encoder_killed_in_a_burst_is_started_again_and_nothing_i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [0.02, 0.4], ids=["finished", "handed_over"])
-async def test_a_pd_worker_drained_in_its_streams_loses_no_token(make_scaled, cases, reference, step):
+async def test_a_pd_worker_drained_in_its_streams_loses_no_token(start, cases, reference, step):
     """With the longer steps its streams outlast the drain, and are resumed at the other one."""
     texts = [index for index, case in enumerate(cases) if not case.encoded][:4]
     crowd = [cases[index] for index in texts]
-    cluster = make_scaled("--pd-workers", "1..2", "--max-num-seqs", "2", "--scale-window", "60", step=step)
+    cluster = scaled(start, "--pd-workers", "1..2", "--max-num-seqs", "2", "--scale-window", "60", step=step)
     # Long enough for an average of some seconds to see it.
     tokens = 8 if step > 0.1 else 100
     async with Streams(cluster.url, crowd, tokens, ["up 1", "up 2", "up 3"]) as streams:

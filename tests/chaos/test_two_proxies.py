@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import urllib.error
-import urllib.request
 
 import pytest
 
@@ -12,6 +10,7 @@ from support.chaos.rest import assert_at_rest
 from support.chaos.stages import closed_gate, hold, stopped
 from support.data.oracle import assert_exact
 from support.data.traffic import STREAM_TOKENS, ask, ask_all
+from support.probing import probe
 from support.processes.cluster import PATIENCE, free_port, scrape, wait_for
 
 pytestmark = pytest.mark.timeout(300)
@@ -23,18 +22,10 @@ def second(shared_cluster):
     port = free_port()
     process = shared_cluster.add_worker("proxy", "--port", str(port), "--grpc-port", str(free_port()))
     process.url = f"http://127.0.0.1:{port}"
-    wait_for("the second proxy", lambda: _ready(process.url))
+    wait_for("the second proxy", lambda: probe(port, "/ready")["code"] == 200)
     yield process
     process.kill()
     process.wait(PATIENCE)
-
-
-def _ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/ready", timeout=5) as reply:
-            return reply.status == 200
-    except (urllib.error.URLError, ConnectionError):
-        return False
 
 
 async def test_a_picture_that_two_proxies_ask_for_goes_through_the_tower_once(

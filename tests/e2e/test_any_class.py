@@ -22,7 +22,7 @@ import redis
 from transformers.utils import is_torchvision_available
 
 from support.data.traffic import Answer, Case, ask
-from support.processes.cluster import PATIENCE, Cluster, start_cluster
+from support.processes.cluster import PATIENCE, Cluster, running_cluster
 from support.waiting import within
 from support.zoo.cases import assert_exact
 from support.zoo.checkpoint import checkpoint
@@ -53,16 +53,10 @@ def cluster(name: str) -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
         environment = _with_package(Path(folder)) if name.startswith("Ovis2") else {}
         flags = ("--threads", "1", "--max-num-batched-tokens", "32", "--block-size", "8")
-        running = start_cluster(
-            checkpoint(name),
-            Path(folder) / "run",
-            *("--served-model-name", name, "--ec-transfer", "store", "--state-memory", "16MiB", *flags),
-            environment=environment,
-        )
-        try:
+        flags += ("--served-model-name", name, "--ec-transfer", "store", "--state-memory", "16MiB")
+        run = running_cluster(checkpoint(name), Path(folder) / "run", *flags, environment=environment)
+        with run as running:
             yield running
-        finally:
-            running.stop()
 
 
 def _with_package(folder: Path) -> dict[str, str]:

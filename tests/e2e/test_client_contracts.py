@@ -14,7 +14,6 @@ from typing import Any
 
 import openai
 import pytest
-from openai import OpenAI
 from PIL import Image
 
 import triptych
@@ -75,7 +74,7 @@ def client(url: str) -> Iterator[openai.OpenAI]:
 
 
 def _chat(client: openai.OpenAI, messages: Any, **options: Any) -> Any:
-    return client.chat.completions.create(model=MODEL, messages=messages, **{**GREEDY, **options})
+    return client.chat.completions.create(messages=messages, **{"model": MODEL, **GREEDY, **options})
 
 
 def test_openai_streams_what_it_gets_whole(client: openai.OpenAI) -> None:
@@ -216,41 +215,12 @@ def test_langchain_speaks_responses(url: str, client: openai.OpenAI) -> None:
     assert "".join(chunk.text for chunk in model.stream(asked)) == expected
 
 
-QWEN = ("qwen3_vl", "qwen2_5_vl")
+QWEN = matrix(["qwen3_vl", "qwen2_5_vl"])
 
 
-@pytest.fixture(scope="module")
-def openai_client(families: Any) -> Iterator[OpenAI]:
-    with OpenAI(
-        base_url=f"{families.cluster.url}/v1", api_key="-", max_retries=0, timeout=120.0
-    ) as openai_client:
-        yield openai_client
-
-
-def question(text: str = "What is it?", colour: str = "teal") -> list[dict[str, Any]]:
-    buffer = io.BytesIO()
-    Image.new("RGB", (56, 56), colour).save(buffer, format="PNG")
-    url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-    return [
-        {
-            "role": "user",
-            "content": [
-                {"type": "text", "text": "Look:"},
-                {"type": "image_url", "image_url": {"url": url, "detail": "low"}},
-                {"type": "text", "text": text},
-            ],
-        }
-    ]
-
-
-def ask(openai_client: OpenAI, model: str, **extra: Any) -> Any:
-    options = {"messages": question(), "max_tokens": 12, **extra}
-    return openai_client.chat.completions.create(model=model, **options)
-
-
-@pytest.mark.parametrize("model", matrix(QWEN))
-def test_a_tools_answer_may_hold_a_picture(openai_client: OpenAI, model: str) -> None:
-    picture = question()[0]["content"][1]
+@pytest.mark.parametrize("model", QWEN)
+def test_a_tools_answer_may_hold_a_picture(client: openai.OpenAI, model: str) -> None:
+    picture = _look()[0]["content"][0]
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     messages = [
         {"role": "developer", "content": "Be brief."},
@@ -258,27 +228,22 @@ def test_a_tools_answer_may_hold_a_picture(openai_client: OpenAI, model: str) ->
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "Here:"}, picture]},
     ]
-    reply = ask(openai_client, model, messages=messages, tools=[tool("look")])
-    one = ask(openai_client, model, messages=messages[:2], tools=[tool("look")])
+    reply = _chat(client, messages, model=model, tools=[tool("look")])
+    one = _chat(client, messages[:2], model=model, tools=[tool("look")])
     assert reply.usage.prompt_tokens > one.usage.prompt_tokens
 
 
-@pytest.mark.parametrize("model", matrix(QWEN))
-def test_a_call_in_the_familys_own_form_is_found(openai_client: OpenAI, model: str) -> None:
+@pytest.mark.parametrize("model", QWEN)
+def test_a_call_in_the_familys_own_form_is_found(client: openai.OpenAI, model: str) -> None:
     pattern = (
         r'I (look|see)\.\n<tool_call>\n\{"name": "look", "arguments": \{"at": "(sky|sea)"\}\}\n</tool_call>'
     )
-    reply = ask(
-        openai_client,
-        model,
-        tools=[tool("look", at=str)],
-        max_tokens=300,
-        extra_body={"guided_regex": pattern},
-    )
+    tools, form = [tool("look", at=str)], {"guided_regex": pattern}
+    reply = _chat(client, _look(), model=model, tools=tools, max_tokens=300, extra_body=form)
     (choice,) = reply.choices
     assert choice.message.content in ("I look.", "I see.")
     (call,) = choice.message.tool_calls
     assert json.loads(call.function.arguments)["at"] in ("sky", "sea")
-    history = [*question(), choice.message.model_dump(exclude_none=True)]
+    history = [*_look(), choice.message.model_dump(exclude_none=True)]
     history.append({"role": "tool", "tool_call_id": call.id, "content": "It is blue."})
-    assert ask(openai_client, model, messages=history, tools=[tool("look", at=str)]).choices[0].finish_reason
+    assert _chat(client, history, model=model, tools=tools).choices[0].finish_reason

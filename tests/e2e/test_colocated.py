@@ -14,7 +14,7 @@ from support.chaos.streams import Streams
 from support.data.checkpoints import build_checkpoint
 from support.data.oracle import assert_exact
 from support.data.traffic import ask_all, expected, mixed_cases
-from support.processes.cluster import Cluster, start_cluster
+from support.processes.cluster import Cluster, running_cluster
 
 TOKENS = 64
 
@@ -36,9 +36,9 @@ def replica(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     path = build_checkpoint("qwen3_vl", folder / "qwen3_vl")
     words = ("--topology", "colocated", "--threads", "1", "--max-num-batched-tokens", "48")
     words += ("--tensor-parallel", f"{request.param}", "--encoder-data-parallel", f"{request.param}")
-    cluster = start_cluster(path, folder / "run", *words, environment=faults.gated(folder / "run"))
-    yield Replica(cluster, path, request.param)
-    cluster.stop()
+    environment = faults.gated(folder / "run")
+    with running_cluster(path, folder / "run", *words, environment=environment) as cluster:
+        yield Replica(cluster, path, request.param)
 
 
 async def test_text_and_pictures_at_once_are_exact(replica):

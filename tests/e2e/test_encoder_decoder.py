@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,14 +14,15 @@ from typing import Any
 import grpc
 import pytest
 import torch
-from openai import AsyncOpenAI, BadRequestError
+from openai import BadRequestError
 
 import triptych
-from support.data.checkpoints import build_checkpoint
 from support.data.pictures import picture
 from support.data.sounds import audio_file, sound
+from support.data.traffic import client_of
 from support.encdec.oracle import audio_inputs, greedy, image_inputs, model_of, text_inputs, tokenizer_of
-from support.processes.cluster import Cluster, data_url, start_cluster, wait_for
+from support.processes.cluster import data_url
+from support.processes.families import FamilyCluster
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -39,47 +37,23 @@ TEXTS = (
 TOKENS = 40
 
 
-class Served:
-    """The cluster with a client of OpenAI's package."""
-
-    def __init__(self, cluster: Cluster, paths: dict[str, Path]) -> None:
-        self.cluster = cluster
-        self.paths = paths
-
-    def client(self) -> AsyncOpenAI:
-        return AsyncOpenAI(base_url=f"{self.cluster.url}/v1", api_key="-", max_retries=0, timeout=120.0)
-
-
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("encdec")
-    paths = {family: build_checkpoint(family, folder / family) for family in FAMILIES}
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FamilyCluster]:
     first, *others = FAMILIES
-    cluster = start_cluster(paths[first], folder / "run", "--threads", "1")
+    served = FamilyCluster(tmp_path_factory.mktemp("encdec"), {}).start(first)
     try:
         for family in others:
-            cluster.add_worker("encoder", str(paths[family]), "--threads", "1", "--prepared-memory", "64MiB")
-            memory = ("--kv-memory", "64MiB", "--encoder-cache-memory", "32MiB")
-            cluster.add_worker("pd", str(paths[family]), "--threads", "1", *memory)
-
-        def all_served() -> bool:
-            time.sleep(0.5)  # a look at the registry is dear, and the workers need the cores
-            with urllib.request.urlopen(f"{cluster.url}/v1/models", timeout=10) as reply:
-                names = {model["id"] for model in json.loads(reply.read())["data"]}
-            encoders = [worker for worker in cluster.workers() if worker.pool == "encoder"]
-            return names == set(FAMILIES) and len(encoders) == len(FAMILIES)
-
-        wait_for("all families to be served", all_served)
-        yield Served(cluster, paths)
+            served.checkpoint(family)
+        yield served
     finally:
-        cluster.stop()
+        served.cluster.stop()
 
 
 @pytest.mark.parametrize("family", ["bart", "t5"])
-async def test_texts_at_once_are_answered_as_by_generate(served: Served, family: str) -> None:
-    path = served.paths[family]
+async def test_texts_at_once_are_answered_as_by_generate(served: FamilyCluster, family: str) -> None:
+    path = served.checkpoint(family)
     fields = {"return_token_ids": True, "ignore_eos": False}
-    async with served.client() as client:
+    async with client_of(served.cluster.url) as client:
         replies = await asyncio.gather(
             *(
                 client.completions.create(model=family, prompt=text, max_tokens=TOKENS, extra_body=fields)
@@ -104,11 +78,13 @@ async def test_texts_at_once_are_answered_as_by_generate(served: Served, family:
     assert len(said) >= 20
 
 
-async def test_pictures_are_answered_as_by_generate_over_http_grpc_and_the_client(served: Served) -> None:
-    path = served.paths["trocr"]
+async def test_pictures_are_answered_as_by_generate_over_http_grpc_and_the_client(
+    served: FamilyCluster,
+) -> None:
+    path = served.checkpoint("trocr")
     pictures = [picture(seed, 70 + 9 * seed, 40) for seed in range(3)]
     urls = [data_url(image) for image in pictures]
-    async with served.client() as client:
+    async with client_of(served.cluster.url) as client:
         replies = await asyncio.gather(
             *(
                 client.completions.create(
@@ -158,15 +134,15 @@ def heard(path: Path, waveform: Any, **options: Any) -> Any:
     return model_of(path).generate(**audio_inputs(path, waveform), num_beams=1, **options)
 
 
-async def test_three_tasks_on_one_file_are_those_of_generate_and_encode_once(served: Served) -> None:
-    path, total = served.paths["whisper"], served.cluster.total
+async def test_three_tasks_on_one_file_are_those_of_generate_and_encode_once(served: FamilyCluster) -> None:
+    path, total = served.checkpoint("whisper"), served.cluster.total
     waveform = sound(12, seed=3)
     wav = audio_file(waveform, 16_000, "WAV", subtype="FLOAT")
     items, projections = (
         total("encoder", "triptych_encoder_tower_items_total"),
         total("pd", "triptych_pd_projections_total"),
     )
-    async with served.client() as client:
+    async with client_of(served.cluster.url) as client:
         create: Any = client.audio.transcriptions.create
         file = ("a.wav", wav)
         english, german, detected = await asyncio.gather(
@@ -187,12 +163,12 @@ async def test_three_tasks_on_one_file_are_those_of_generate_and_encode_once(ser
     assert total("pd", "triptych_pd_projections_total") == projections + 1 + later
 
 
-async def test_a_long_file_has_the_segments_of_generate(served: Served) -> None:
-    path = served.paths["whisper"]
+async def test_a_long_file_has_the_segments_of_generate(served: FamilyCluster) -> None:
+    path = served.checkpoint("whisper")
     waveform = sound(75, seed=5)
     options = {"language": "en", "task": "transcribe", "return_timestamps": True, "return_segments": True}
     segments = heard(path, waveform, **options)["segments"][0]
-    async with served.client() as client:
+    async with client_of(served.cluster.url) as client:
         create: Any = client.audio.transcriptions.create
         file = ("a.flac", audio_file(waveform, 16_000, "WAV", subtype="FLOAT"))
         reply = await create(model="whisper", file=file, language="en", response_format="verbose_json")

@@ -6,16 +6,17 @@ import pytest
 
 from support.data.oracle import assert_exact
 from support.data.traffic import ask, ask_all, expected, mixed_cases
+from support.matrix import matrix
 
 TOKENS = 64
 
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "llava"])
+@pytest.mark.parametrize("family", matrix(["qwen3_vl", "qwen2_5_vl", "llava"], quick=2))
 async def test_mixed_requests_at_once_are_exact(families, family):
     cases = mixed_cases(24, seed=11)
-    reference = expected(families.checkpoints[family], cases, TOKENS)
+    reference = expected(families.checkpoint(family), cases, TOKENS)
     answers = await ask_all(families.cluster.url, cases, TOKENS, model=family)
     assert_exact(reference, [answer.token_ids for answer in answers])
     assert [a.prompt_token_ids for a in answers] == [r.prompt_token_ids for r in reference]

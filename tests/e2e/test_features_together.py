@@ -20,7 +20,7 @@ from support.data.oracle import assert_exact
 from support.data.pictures import picture
 from support.data.traffic import Case
 from support.engine_faults.mutants import VARIABLE
-from support.processes.cluster import Cluster, start_cluster
+from support.processes.cluster import Cluster, running_cluster
 from support.processes.families import (
     FAMILIES,
     PICTURES,
@@ -84,18 +84,14 @@ def everything(
     family: str, path: Path, run_dir: Path, environment: dict[str, str] | None = None
 ) -> Iterator[Cluster]:
     """A cluster with all of them for the length of a `with`, at rest at its end."""
-    cluster = start_cluster(
-        path, run_dir, "--served-model-name", family, *EVERYTHING, environment=environment
-    )
-    try:
+    words = ("--served-model-name", family, *EVERYTHING)
+    with running_cluster(path, run_dir, *words, environment=environment) as cluster:
         yield cluster
         assert cluster.total("pd", "triptych_pd_ranks") == 2
         assert cluster.total("encoder", "triptych_encoder_ranks") == 2
         assert cluster.total("pd", "triptych_pd_graph_steps_total") > 0
         assert cluster.total("encoder", "triptych_encoder_graph_misses_total") == 0
         assert_at_rest(cluster)
-    finally:
-        cluster.stop()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

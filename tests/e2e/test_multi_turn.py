@@ -107,7 +107,7 @@ def caches(answer: Answer) -> list[str]:
 
 @pytest.mark.parametrize("family", matrix(["qwen3_vl", "llava", "qwen2_5_vl"]))
 async def test_every_picture_of_a_growing_chat_is_encoded_once(families, family):
-    cluster, path, chat = families.cluster, families.checkpoints[family], Conversation()
+    cluster, path, chat = families.cluster, families.checkpoint(family), Conversation()
     first, second = (picture(4000 + seed, 96, 64) for seed in range(2))
     answer, made = await turn(cluster, chat, path, "What is this? ", [first], family)
     assert (made, caches(answer)) == (1, ["encoded"])
@@ -121,7 +121,7 @@ async def test_every_picture_of_a_growing_chat_is_encoded_once(families, family)
 
 
 async def test_while_all_encoders_stand_still_a_turn_without_a_new_picture_is_answered(families):
-    cluster, path, chat = families.cluster, families.checkpoints["qwen3_vl"], Conversation()
+    cluster, path, chat = families.cluster, families.checkpoint("qwen3_vl"), Conversation()
     await turn(cluster, chat, path, "What is this? ", [picture(4200, 64, 64)], "qwen3_vl")
     with stages.stopped(cluster, "encoder"):
         answer, made = await turn(cluster, chat, path, "And why? ", (), "qwen3_vl")

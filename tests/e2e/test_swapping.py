@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -76,14 +74,8 @@ def clusters(
             running[family] = stack.enter_context(cluster)
             words = (*words[:2], "--store", running["qwen3_vl"].store_url)
         for cluster in running.values():
-            wait_for("every model at every proxy", lambda cluster=cluster: served(cluster) == set(paths))
+            wait_for("all models", lambda cluster=cluster: cluster.models().keys() == paths.keys())
         yield running
-
-
-def served(cluster: Cluster) -> set[str]:
-    """The models of its proxy."""
-    with urllib.request.urlopen(f"{cluster.url}/v1/models", timeout=10) as reply:
-        return {model["id"] for model in json.loads(reply.read())["data"]}
 
 
 async def test_the_same_pictures_and_texts_at_once_are_answered_by_each_model_as_by_generate(clusters, paths):

@@ -74,15 +74,7 @@ async def test_an_engine_that_dies_ends_the_process() -> None:
         assert worker.ends.get() == "the engine is dead"
 
 
-async def test_an_event_loop_that_stands_still_ends_the_process() -> None:
-    worker = Worker()
-    async with worker.serving():
-        worker.beat.stop()
-        # Blocks the loop until that is noticed.
-        assert worker.ends.get(timeout=60).startswith("the event loop has stood still")
-
-
-async def test_an_event_loop_that_stands_still_fails_the_liveness_probe() -> None:
+async def test_an_event_loop_that_stands_still_fails_the_liveness_probe_and_ends_the_process() -> None:
     worker = Worker()
     status = ServiceStatus()
     with status_server("127.0.0.1", 0, status) as page:
@@ -94,6 +86,7 @@ async def test_an_event_loop_that_stands_still_fails_the_liveness_probe() -> Non
             # Blocks the loop until that is noticed.
             wait_for("the probe to fail", lambda: probe(page.server_port, "/health")["code"] == 503)
             assert probe(page.server_port, "/ready") == {"code": 503, "status": "stalled"}
+            assert worker.ends.get(timeout=60).startswith("the event loop has stood still")
 
 
 async def test_a_worker_that_leaves_stays_so_however_its_engine_beats() -> None:

@@ -9,7 +9,7 @@ import pytest
 from support.data.checkpoints import build_checkpoint
 from support.hostile.attacks import MODEL, Target
 from support.hostile.guarded import Guarded, guarded_cluster
-from support.processes.cluster import start_cluster
+from support.processes.cluster import running_cluster
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -21,16 +21,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def untouched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    words = ("--served-model-name", MODEL, "--threads", "1", "--max-body", "16MiB")
-    cluster = start_cluster(
-        build_checkpoint("qwen3_vl"), tmp_path_factory.mktemp("attacked"), *words, "--log-level", "info"
-    )
-    try:
+    words = ("--served-model-name", MODEL, "--threads", "1", "--max-body", "16MiB", "--log-level", "info")
+    folder = tmp_path_factory.mktemp("attacked")
+    with running_cluster(build_checkpoint("qwen3_vl"), folder, *words) as cluster:
         target = Target(cluster)
         target.remember()
         yield target
-    finally:
-        cluster.stop()
 
 
 @pytest.fixture

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import stat
 import subprocess
 import traceback
-import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -123,11 +122,8 @@ async def test_nobody_sees_a_secret_of_a_real_cluster(tmp_path: Path, guarded_st
         words = ["--store", f"unix://{guarded_store}", "--store-password-file", str(tmp_path / "password")]
         environment |= {"TRIPTYCH_API_KEY": API_KEY}
     folder = tmp_path / "cluster"
-    cluster = await asyncio.to_thread(
-        lambda: start_cluster(
-            build_checkpoint("qwen3_vl"), folder, "--threads", "1", *words, environment=environment
-        )
-    )
+    start = partial(start_cluster, build_checkpoint("qwen3_vl"), folder, environment=environment)
+    cluster = await asyncio.to_thread(start, "--threads", "1", *words)
     try:
         names = _assert_hidden(cluster)
         assert {"pd-0", "encoder-0"} <= names
@@ -136,8 +132,8 @@ async def test_nobody_sees_a_secret_of_a_real_cluster(tmp_path: Path, guarded_st
             assert {worker.pool for worker in workers} == {"pd", "encoder"}
             seen = lambda: cluster.log.read_text().count("is ignored") >= 2  # noqa: E731
             await asyncio.to_thread(wait_for, "the impostor's registrations to be seen", seen)
-            body = {"model": "qwen3_vl", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
-            body["model"] = (await asyncio.to_thread(_models, cluster))[0]
+            (model,) = await asyncio.to_thread(cluster.models, API_KEY)
+            body = {"model": model, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
             reply = await asyncio.to_thread(cluster.post, body, key=API_KEY)
             assert reply["status"] == 200, reply
             assert impostor.methods == []
@@ -149,14 +145,6 @@ async def test_nobody_sees_a_secret_of_a_real_cluster(tmp_path: Path, guarded_st
     finally:
         await asyncio.to_thread(cluster.stop)
     _assert_log_is_clean(cluster)
-
-
-def _models(cluster: Cluster) -> list[str]:
-    request = urllib.request.Request(
-        f"{cluster.url}/v1/models", headers={"Authorization": f"Bearer {API_KEY}"}
-    )
-    with urllib.request.urlopen(request, timeout=30) as reply:
-        return [model["id"] for model in json.loads(reply.read())["data"]]
 
 
 def _assert_log_is_clean(cluster: Cluster) -> None:

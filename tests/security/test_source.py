@@ -39,6 +39,7 @@ CALLS |= {
     "pandas.read_pickle",
     "tempfile.mktemp",
 }
+LAST_WORDS = {call.rpartition(".")[2] for call in CALLS}
 #: Arguments that switch such code on.
 SWITCHES = {"trust_remote_code": True, "allow_pickle": True, "weights_only": False, "shell": True}
 
@@ -66,7 +67,8 @@ def findings(tree: ast.AST) -> Iterator[str]:
             case ast.ImportFrom(module=module) if module and module.split(".")[0] in MODULES:
                 yield f"from {module}"
             case ast.Call(func=func, keywords=keywords):
-                if ast.unparse(func) in CALLS:
+                last = getattr(func, "attr", getattr(func, "id", ""))
+                if last in LAST_WORDS and ast.unparse(func) in CALLS:
                     yield f"{ast.unparse(func)}()"
                 for keyword in keywords:
                     if (

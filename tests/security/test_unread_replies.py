@@ -21,7 +21,7 @@ from triptych.store.embedding_store import EmbeddingStore
 
 MIB = 1 << 20
 KEYS = "tk-silent-0123456789", "tk-other-0123456789"
-BUDGET = 16 * MIB
+BUDGET = 4 * MIB
 REPLIES = 'triptych_quota_used{quota="replies"}'
 #: What was under way when the worker was told to pause, buffers, and the allocator.
 SLACK = 48 * MIB
@@ -44,7 +44,7 @@ def held(proxy: ProxyProcess) -> int:
 async def test_replies_that_nobody_reads_stay_within_their_memory_and_others_are_answered(
     store: EmbeddingStore, store_url: str, tmp_path: Path
 ) -> None:
-    flags = "--reply-memory", "16MiB", "--api-key", ",".join(KEYS)
+    flags = "--reply-memory", "4MiB", "--api-key", ",".join(KEYS)
     async with proxy_process(store, store_url, tmp_path, *flags) as proxy:
         proxy.pd.pace = 0.05
         before = proxy.forget_peak()

@@ -253,20 +253,20 @@ async def test_notices_of_what_is_no_key_and_of_keys_without_end_are_refused_or_
     await victim.unharmed()
 
 
-@pytest.mark.parametrize("proxy_id", ["", "p" * (1 << 20), "proxy/x", "proxy\n", "prôxy"])
-async def test_a_name_that_is_none_opens_no_stream_and_no_account(store, store_url, proxy_id):
-    async with _victim_of_one(store, store_url) as victim:
-        stub = victim.client.stub
+async def test_a_name_that_is_none_opens_no_stream_and_no_account(victim: Victim) -> None:
+    stub = victim.client.stub
+    for proxy_id in ("", "p" * (1 << 20), "proxy/x", "proxy\n", "prôxy"):
+        cancel = pd_pb2.CancelRequest(proxy_id=proxy_id, request_ids=["x"])
         calls = (
-            lambda: stub.NotifyItems(_notice("b" * 64, proxy_id=proxy_id), timeout=20),
-            lambda: stub.Cancel(pd_pb2.CancelRequest(proxy_id=proxy_id, request_ids=["x"]), timeout=20),
-            lambda: stub.Attach(pd_pb2.AttachRequest(proxy_id=proxy_id), timeout=20).read(),
+            stub.NotifyItems(_notice("b" * 64, proxy_id=proxy_id), timeout=20),
+            stub.Cancel(cancel, timeout=20),
+            stub.Attach(pd_pb2.AttachRequest(proxy_id=proxy_id), timeout=20).read(),
         )
         for call in calls:
             with pytest.raises(grpc.aio.AioRpcError) as error:
-                await call()
+                await call
             assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert set(victim.worker.streams._proxies) <= {"proxy"}
+    assert set(victim.worker.streams._proxies) <= {"proxy"}
 
 
 async def _at_rest(victim: Victim) -> None:

@@ -1,4 +1,7 @@
-"""How the tests are shared among processes: by file, and by folder where a folder's tests share clusters."""
+"""How the tests are shared among processes: by file, and by folder where a folder's tests share clusters.
+
+In runs without slow tests one process has all clusters, one after the other, and the others the rest.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,10 @@ from typing import TYPE_CHECKING
 
 from xdist.scheduler import LoadScopeScheduling
 
+from support.cluster_folders import CLUSTER_FOLDERS, folder_of
+
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
-
-#: Folders whose tests share clusters of the session.
-CLUSTER_FOLDERS = ("chaos", "e2e", "fuzz", "security")
 
 
 class FolderScheduling(LoadScopeScheduling):
@@ -21,9 +23,11 @@ class FolderScheduling(LoadScopeScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.partition("::")[0]
-        folder = path.split("/")[1]
-        return folder if folder in CLUSTER_FOLDERS else path
+        folder = folder_of(nodeid)
+        if folder not in CLUSTER_FOLDERS:
+            return nodeid.partition("::")[0]
+        # The slow ones take longer than all the rest.
+        return "clusters" if "not slow" in self.config.option.markexpr else folder
 
     def _reschedule(self, node: WorkerController) -> None:
         super()._reschedule(node)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.load_tools import TOOLS, Tool, ToolFigures, ToolLoad, ours
-from support.processes.cluster import Cluster, start_cluster
+from support.processes.cluster import Cluster, running_cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.load_tools, pytest.mark.timeout(600)]
 #: Eight requests, two a second: slow enough for a busy machine.
@@ -16,11 +16,8 @@ LOAD = {"requests": 8, "output_tokens": 12}
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    started = start_cluster(None, tmp_path_factory.mktemp("run"))
-    try:
+    with running_cluster(None, tmp_path_factory.mktemp("run")) as started:
         yield started
-    finally:
-        started.stop()
 
 
 @pytest.fixture(params=[*TOOLS.values(), ours], ids=[*TOOLS, "triptych"])

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import triptych
 from examples.demo_models.audio.evaluate import cases, evaluate
 from examples.demo_models.audio.inference import Http
-from support.processes.cluster import PATIENCE, Cluster, start_cluster
+from support.options import triptych
+from support.processes.cluster import Cluster, running_cluster
+from triptych import Client
 
 pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    cluster = start_cluster(None, tmp_path_factory.mktemp("audio"), "--demo", "audio", "--threads", "1")
-    yield cluster
-    cluster.stop()
-
-
-def dialled(digits: str, folder: Path) -> Path:
-    """The file that the command writes."""
-    file = folder / f"{digits}.wav"
-    command = [sys.executable, "-m", "triptych.apps.cli", "tones", digits, "-o", str(file)]
-    subprocess.run(command, timeout=PATIENCE, check=True)
-    return file
+    words = ("--demo", "audio", "--threads", "1")
+    with running_cluster(None, tmp_path_factory.mktemp("audio"), *words) as cluster:
+        yield cluster
 
 
 def test_the_pasted_lines_are_told_and_the_number_is_written(served: Cluster, tmp_path: Path) -> None:
@@ -37,8 +28,9 @@ def test_the_pasted_lines_are_told_and_the_number_is_written(served: Cluster, tm
     assert "tones 5551234 -o tones.wav" in told
     assert f"transcribe tones.wav --url {served.url}" in told
     assert f"curl -s {served.url}/v1/audio/transcriptions -F file=@tones.wav" in told
-    file = dialled("5551234", tmp_path)
-    with triptych.Client(served.url) as client:
+    file = tmp_path / "tones.wav"
+    assert triptych("tones", "5551234", "-o", str(file)).returncode == 0
+    with Client(served.url) as client:
         plain = client.transcribe(file, response_format="json")
         timed = client.transcribe(file, response_format="verbose_json")
     assert (plain.text, timed.text) == ("5551234", "5551234")

@@ -6,7 +6,6 @@ import base64
 import json
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,8 +70,7 @@ def test_a_chat_about_a_sound_is_answered_as_by_transformers(cluster: Cluster, m
 
 
 def test_the_models_page_names_sound(cluster: Cluster) -> None:
-    with urllib.request.urlopen(f"{cluster.url}/v1/models", timeout=PATIENCE) as reply:
-        (model,) = json.loads(reply.read())["data"]
+    (model,) = cluster.models().values()
     assert model["input_modalities"] == ["text", "audio"]
 
 
@@ -80,13 +78,7 @@ def test_responses_and_the_command_line_say_the_same(cluster: Cluster, tmp_path:
     said = cluster.post(chat(part(wav()), ignore_eos=False))["choices"][0]["message"]["content"]
     text = {"type": "input_text", "text": TEXT}
     body = {"input": [{"role": "user", "content": [part(wav()), text]}], "temperature": 0}
-    request = urllib.request.Request(
-        f"{cluster.url}/v1/responses",
-        json.dumps({**body, "max_output_tokens": TOKENS}).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
-        (message,) = json.loads(reply.read())["output"]
+    (message,) = cluster.post({**body, "max_output_tokens": TOKENS}, path="/v1/responses")["output"]
     assert message["content"][0]["text"] == said
 
     (tmp_path / "clip.wav").write_bytes(wav())

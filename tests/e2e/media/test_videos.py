@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import json
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -93,11 +91,7 @@ def test_responses_and_the_command_line_say_the_same(cluster, case, tmp_path):
         "temperature": 0,
         "max_output_tokens": TOKENS,
     }
-    request = urllib.request.Request(
-        f"{cluster.url}/v1/responses", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
-        (message,) = json.loads(reply.read())["output"]
+    (message,) = cluster.post(body, path="/v1/responses")["output"]
     assert message["content"][0]["text"] == said
 
     (tmp_path / "clip.mp4").write_bytes(case.clip)

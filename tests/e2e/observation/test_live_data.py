@@ -6,8 +6,6 @@ import itertools
 import json
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,11 +27,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield running
 
 
-def get(cluster: Cluster, path: str) -> Any:
-    with urllib.request.urlopen(f"{cluster.url}{path}", timeout=30) as reply:
-        return json.loads(reply.read())
-
-
 def ask(cluster: Cluster, label: str, seeds: Iterator[int] | range) -> Any:
     """The reply to a question about these pictures."""
     images = [
@@ -41,15 +34,12 @@ def ask(cluster: Cluster, label: str, seeds: Iterator[int] | range) -> Any:
     ]
     content = [*images, {"type": "text", "text": "what is it?"}]
     body = {"messages": [{"role": "user", "content": content}], "max_tokens": 6, "temperature": 0}
-    headers = {"Content-Type": "application/json", "X-Request-ID": label}
-    request = urllib.request.Request(f"{cluster.url}/v1/chat/completions", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=120) as reply:
-        return json.loads(reply.read())
+    return cluster.post(body, label=label)
 
 
 def record_of(cluster: Cluster, label: str) -> Any:
     """The record of a request that has ended: its spans add up to its time."""
-    record = get(cluster, f"/cluster/requests/{label}")
+    record = cluster.get(f"/cluster/requests/{label}")
     tiles = [span for span in record["spans"] if span["item"] is None]
     assert tiles[0]["start"] == 0 and tiles[-1]["end"] == record["seconds"]
     assert all(before["end"] == after["start"] for before, after in itertools.pairwise(tiles))
@@ -62,7 +52,7 @@ def test_the_record_of_a_real_request_adds_up(cluster: Cluster) -> None:
     record = record_of(cluster, "first")
     assert record["completion_tokens"] == reply["usage"]["completion_tokens"]
     assert record["prompt_tokens"] == reply["usage"]["prompt_tokens"]
-    seen = get(cluster, "/cluster")
+    seen = cluster.get("/cluster")
     encoders = {worker["name"] for worker in seen["encoders"]}
     (pd_worker,) = (worker["name"] for worker in seen["pd_workers"])
     for item in (0, 1):
@@ -79,6 +69,6 @@ def test_top_prints_one_snapshot_for_scripts(cluster: Cluster) -> None:
     words = (sys.executable, "-m", "triptych.apps.cli", "top", "--url", cluster.url, "--once")
     printed = subprocess.run([*words, "--json"], capture_output=True, text=True, timeout=60, check=True)
     seen = json.loads(printed.stdout)
-    assert seen.keys() == get(cluster, "/cluster").keys()
+    assert seen.keys() == cluster.get("/cluster").keys()
     text = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
     assert "Encoder workers: 2" in text and "PD workers: 1" in text

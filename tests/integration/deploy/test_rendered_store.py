@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError
 
 from support.kubernetes.chart import Manifest, render
@@ -20,6 +22,9 @@ from support.processes.cluster import free_port
 from support.tools import tool
 from support.waiting import until
 from triptych.apps.launch.embedded_store import find_server_binary
+
+#: A client takes a refused login for a lost connection, and tries again after seconds.
+ONCE = Retry(NoBackoff(), 0)
 
 
 def accepts(port: int) -> bool:
@@ -72,10 +77,11 @@ async def test_each_role_logs_in_with_its_password_and_nobody_without(passwords_
             assert memory["maxmemory_policy"] == "volatile-lru"
             with pytest.raises(NoPermissionError):
                 await client.flushall()
-    async with Redis(port=port) as stranger:
+    async with Redis(port=port, retry=ONCE) as stranger:
         with pytest.raises(AuthenticationError):
             await stranger.ping()
-    async with Redis(port=port, username="triptych-pd", password=passwords["encoder"]) as impostor:
+    pair = {"username": "triptych-pd", "password": passwords["encoder"]}
+    async with Redis(port=port, retry=ONCE, **pair) as impostor:
         with pytest.raises(AuthenticationError):
             await impostor.ping()
 

@@ -27,14 +27,14 @@ from triptych.store.embedding_store import EmbeddingStore
 GREETING = ("Triptych answers", "Paste ", "The picture:", "The answer:", "  ", "Ctrl-C")
 
 
-async def _by_check(url: str) -> dict[str, CheckResult]:
-    return {result.check: result for _, results in await check_store(url) for result in results}
+async def by_check(url: str, nbytes: int = MIB) -> dict[str, CheckResult]:
+    return {result.check: result for _, results in await check_store(url, nbytes) for result in results}
 
 
 async def test_a_user_who_may_ask_for_little_learns_what_it_may(store: EmbeddingStore, store_url: str):
     await store.control.execute("ACL", "SETUSER", "default", "-time", "-eval", "-evalsha")
     try:
-        findings = await _by_check(store_url)
+        findings = await by_check(store_url, 0)
     finally:
         await store.control.execute("ACL", "SETUSER", "default", "+@all")
     assert findings["policy"].verdict is findings["clock"].verdict is CheckOutcome.OK
@@ -102,10 +102,6 @@ def test_every_line_of_every_process_is_json_with_the_request_as_a_field(cluster
 def server(tmp_path: Path) -> Iterator[StoreServer]:
     with guarded_server(tmp_path) as server:
         yield server
-
-
-async def by_check(url: str) -> dict[str, CheckResult]:
-    return {result.check: result for _, results in await check_store(url, MIB) for result in results}
 
 
 async def test_a_store_with_the_roles_users_has_nothing_that_fails_and_keeps_nothing_of_the_check(server):

@@ -6,11 +6,9 @@ import asyncio
 import os
 import signal
 import sys
-import urllib.request
 from types import SimpleNamespace
 
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from support.data.checkpoints import build_checkpoint
 from support.data.pictures import picture
@@ -33,59 +31,8 @@ from triptych.protos import encoder_pb2, encoder_pb2_grpc
 from triptych.protos.convert import plan_from_proto, source_from_proto
 from triptych.registry.matching import DIRECT
 from triptych.registry.registry import Registry
-from triptych.store import keys
 from triptych.store.bulk import Loaded
 from triptych.store.embedding_store import EmbeddingStore
-
-_CHILD = """
-import asyncio, sys
-from triptych.base.log import setup_logging
-setup_logging("encoder-0")
-from triptych.base.config import EncoderConfig
-from triptych.encoder_worker.service import run
-asyncio.run(run(EncoderConfig(model=sys.argv[1], store=sys.argv[2], threads=1)))
-"""
-
-
-async def test_a_worker_registers_serves_and_withdraws(store: EmbeddingStore, store_url: str) -> None:
-    model = str(build_checkpoint("qwen3_vl"))
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", _CHILD, model, store_url, stderr=asyncio.subprocess.PIPE
-    )
-    assert process.stderr is not None
-    log = []
-    try:
-        async for line in process.stderr:
-            log.append(line.decode())
-            if "ready: encoder" in log[-1]:
-                break
-        registry = Registry(store)
-        async with asyncio.timeout(10):
-            while not (workers := await registry.workers()):
-                await asyncio.sleep(0.02)
-        [info] = workers
-        assert info.pool == "encoder"
-        assert info.capacity["plan_credit"] == 16
-        async with make_channel(info.address) as channel:
-            check = health_pb2_grpc.HealthStub(channel).Check
-            reply = await check(health_pb2.HealthCheckRequest(), timeout=5)
-            assert reply.status == health_pb2.HealthCheckResponse.SERVING
-            stub = encoder_pb2_grpc.EncoderServiceStub(channel)
-            job = Job(SimpleNamespace(stub=stub), png(picture(1)), namespace=info.namespaces[0])
-            assert (await (await job.planned()).finished()).WhichOneof("body") == "ready"
-            assert await store.control.execute("EXISTS", keys.embedding(job.key))
-        url = f"http://127.0.0.1:{info.capacity['metrics_port']}/metrics"
-        page = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read().decode())
-        assert "triptych_encoder_jobs" in page
-        process.send_signal(signal.SIGTERM)
-        await process.communicate()
-        assert process.returncode == 0, log
-        assert await registry.workers() == []
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.communicate()
-
 
 _WORKER = """
 import asyncio, sys

@@ -42,7 +42,7 @@ def windows_of(path: Path) -> list[dict]:
 
 async def test_a_sweep_a_comparison_and_two_targets_in_turns(tmp_path):
     runner, url = await start(Behaviour(ttft=0.005, tpot=0.001))
-    slow_runner, slow_url = await start(Behaviour(ttft=1.0, tpot=0.001))
+    slow_runner, slow_url = await start(Behaviour(ttft=0.2, tpot=0.001))
     try:
         one, two = tmp_path / "one", tmp_path / "two"
         await bench(

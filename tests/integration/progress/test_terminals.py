@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from support.options import triptych
 from support.processes.cluster import free_port
 from support.simulated import COSTS, MODEL
 from triptych.base.progress.screen import CLEAR
@@ -92,15 +93,15 @@ class OnTerminal:
 
 @pytest.fixture
 def plan(tmp_path: Path) -> tuple[str, ...]:
-    """A command that simulates for some seconds."""
+    """The words of a command that simulates for some seconds."""
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(asdict(COSTS) | {"shape": asdict(MODEL)}))
     load = ("--workload", "image", "--image-size", "640x640", "--output-tokens", "64")
-    return (*TRIPTYCH, "plan", "--gpu", str(path), "--devices", "2", "--quick", *load)
+    return ("plan", "--gpu", str(path), "--devices", "2", "--quick", *load)
 
 
 def test_a_plan_on_a_terminal_has_a_bar_that_is_gone_when_the_table_comes(plan):
-    with OnTerminal(plan, {"TERM": "xterm", "NO_COLOR": ""}) as command:
+    with OnTerminal((*TRIPTYCH, *plan), {"TERM": "xterm", "NO_COLOR": ""}) as command:
         assert command.read_all() == 0
     assert BAR.search(command.output)
     assert "\x1b[36m" in command.output
@@ -111,9 +112,8 @@ def test_a_plan_on_a_terminal_has_a_bar_that_is_gone_when_the_table_comes(plan):
 
 def test_a_plan_without_a_terminal_has_lines_on_stderr_and_its_result_on_stdout(plan, tmp_path):
     result = tmp_path / "plan.json"
-    done = subprocess.run(
-        (*plan, "--json", str(result)), capture_output=True, text=True, timeout=SECONDS, check=True
-    )
+    done = triptych(*plan, "--json", str(result))
+    assert done.returncode == 0
     assert done.stderr.splitlines()[0] == "simulating"
     assert "\x1b" not in done.stderr and "\r" not in done.stderr
     assert "simulating" not in done.stdout

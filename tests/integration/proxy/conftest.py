@@ -6,17 +6,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from support.fakes.proxy_fakes import FakeCluster
-from triptych.base.rpc.tls import certificates
-from triptych.proxy import pool
+from support.fakes.proxy_fakes import FakeCluster, poll_often
 from triptych.store.embedding_store import EmbeddingStore
 
 
 @pytest.fixture(autouse=True)
 def frequent_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "POLL_SECONDS", 0.1)
-    monkeypatch.setattr(pool, "HEALTH_INTERVAL", 0.2)
-    monkeypatch.setattr(certificates, "LOOK_SECONDS", 0.1)
+    poll_often(monkeypatch)
 
 
 @pytest.fixture

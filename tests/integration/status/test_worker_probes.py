@@ -1,13 +1,14 @@
-"""Probes of real worker processes: while they start, serve, lose their store, and drain."""
+"""Probes of real worker processes: while they start, serve, lose their store, drain, and withdraw."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from support.matrix import matrix
 from support.probing import probe
 from support.processes.cluster import PATIENCE, free_port, wait_for
 from triptych.apps.launch.embedded_store import EmbeddedStore
+from triptych.registry.registry import Registry
+from triptych.store.embedding_store import EmbeddingStore
 
 READY = {"code": 200, "status": "ready"}
 ALIVE = {"code": 200, "status": "ok"}
@@ -51,12 +54,25 @@ def _worker(role: str, store: EmbeddedStore, port: int) -> Iterator[subprocess.P
         process.wait()
 
 
+async def _registered(store: EmbeddedStore) -> list[str]:
+    """The pools of the workers in the registry."""
+    connected = await EmbeddingStore.connect(store.url)
+    try:
+        return [worker.pool for worker in await Registry(connected).workers()]
+    finally:
+        await connected.close()
+
+
 @pytest.mark.parametrize("role", matrix(["encoder", "pd", "colocated"]))
 def test_probes_tell_a_workers_phase_and_are_answered_in_all_of_them(role: str, tmp_path: Path) -> None:
     store, port = EmbeddedStore(tmp_path, 64 << 20), free_port()
     store.start()
     try:
-        with _worker(role, store, port) as process:
+        with ExitStack() as stack:
+            with _frozen(store):
+                process = stack.enter_context(_worker(role, store, port))
+                wait_for("its port to answer", lambda: probe(port, "/health") == ALIVE)
+                assert probe(port, "/ready") == {"code": 503, "status": "starting"}
             wait_for("the worker to be ready", lambda: probe(port, "/ready") == READY)
             assert probe(port, "/health") == ALIVE
             with _frozen(store):
@@ -64,6 +80,7 @@ def test_probes_tell_a_workers_phase_and_are_answered_in_all_of_them(role: str, 
                 assert probe(port, "/ready") == {**READY, "degraded": ["store"]}
                 assert probe(port, "/health") == ALIVE
             wait_for("a store that is back", lambda: probe(port, "/ready") == READY)
+            wait_for("its registration", lambda: asyncio.run(_registered(store)))
             with _frozen(store):
                 # It cannot withdraw its registration, which keeps it from ending for a while.
                 process.terminate()
@@ -71,16 +88,6 @@ def test_probes_tell_a_workers_phase_and_are_answered_in_all_of_them(role: str, 
                 assert probe(port, "/ready") == {"code": 503, "status": "draining"}
                 assert probe(port, "/health") == ALIVE
             assert process.wait(PATIENCE) == 0
-    finally:
-        store.stop()
-
-
-def test_a_worker_that_still_starts_is_alive_and_not_ready(tmp_path: Path) -> None:
-    store, port = EmbeddedStore(tmp_path, 64 << 20), free_port()
-    store.start()
-    try:
-        with _frozen(store), _worker("encoder", store, port):
-            wait_for("its port to answer", lambda: probe(port, "/health") == ALIVE)
-            assert probe(port, "/ready") == {"code": 503, "status": "starting"}
+            assert asyncio.run(_registered(store)) == []
     finally:
         store.stop()

@@ -139,7 +139,7 @@ async def test_bulk_transfers_verify_no_less_than_small_commands(
 
 async def test_a_store_without_tls_at_that_port_is_named_as_such(store_url: str) -> None:
     with tls_in_front(store_url, None) as (_, address), pytest.raises(StoreUnavailable, match="TLS port"):
-        await EmbeddingStore.connect(address, timeout=2)
+        await EmbeddingStore.connect(address, timeout=0.5)
 
 
 async def test_a_store_with_tls_at_that_port_is_named_as_such(store_url: str, authority: Authority) -> None:

@@ -17,7 +17,7 @@ from support.data.pictures import picture
 from support.fakes.proxy_fakes import FakeCluster, as_json, raw_post
 from support.hostile.guarded import FAMILY, Guarded
 from support.hostile.quota_scenarios import COUNT, MESSAGES, RERANK, SMALL
-from support.processes.cluster import PATIENCE, data_url, scrape, wait_for
+from support.processes.cluster import data_url, scrape, wait_for
 from triptych.proxy.auth.keys import KeyLimits, KeyRing, new_key
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -99,11 +99,8 @@ def test_keys_of_one_name_share_what_they_have_and_count_without_a_restart(guard
 
 def test_metrics_have_their_own_port_and_are_not_at_the_door(guarded):
     assert "triptych_requests_in_flight" in scrape(guarded.cluster.metrics_url)
-    request = urllib.request.Request(
-        f"{guarded.cluster.url}/metrics", headers={"Authorization": f"Bearer {guarded.keys['alice']}"}
-    )
-    with pytest.raises(urllib.error.HTTPError) as error, urllib.request.urlopen(request, timeout=30):
-        pass
+    with pytest.raises(urllib.error.HTTPError) as error:
+        guarded.cluster.get("/metrics", guarded.keys["alice"])
     assert error.value.code == 404
     error.value.close()
 
@@ -114,12 +111,9 @@ LONG = "a text that fills several blocks of the prefix cache, which no other ten
 
 def post(guarded: Guarded, tenant: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
     """The reply; a status other than 200 fails."""
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {guarded.keys[tenant]}"}
-    data = json.dumps({"model": FAMILY, **body}).encode()
-    request = urllib.request.Request(f"{guarded.cluster.url}{path}", data, headers)
-    with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
-        found: dict[str, Any] = json.load(reply)
-    return found
+    reply = guarded.cluster.post({"model": FAMILY, **body}, key=guarded.keys[tenant], path=path)
+    assert reply["status"] == 200, reply
+    return reply
 
 
 def parts(seed: int) -> list[dict[str, Any]]:

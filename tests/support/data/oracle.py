@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 import importlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
@@ -63,6 +67,38 @@ def _open(path: Path, dtype: torch.dtype = torch.float32) -> _Checkpoint:
     )
 
 
+def kept(question: Iterable[bytes], answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The answer that was given to the question before, with these libraries on such a CPU, or `answer()`.
+
+    `question` has all that decides the answer, the code that asks it included.
+    """
+    key = hashlib.sha256()
+    machine = (torch.__version__, transformers.__version__, torch.backends.cpu.get_cpu_capability())
+    for part in (*(word.encode() for word in machine), *question):
+        key.update(len(part).to_bytes(8, "little") + part)
+    file = Path(tempfile.gettempdir()) / f"triptych-answers-{os.getuid()}" / key.hexdigest()
+    if file.exists():
+        known: dict[str, Any] = json.loads(file.read_text())
+        return known
+    found = answer()
+    file.parent.mkdir(exist_ok=True)
+    # Concurrent runs never see half an answer.
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as scratch:
+        json.dump(found, scratch)
+    Path(scratch.name).replace(file)
+    return found
+
+
+@functools.cache
+def digest(folder: Path) -> bytes:
+    """That of all files of a checkpoint, which must not be changed any more."""
+    found = hashlib.sha256()
+    for file in sorted(folder.iterdir()):
+        if file.is_file():
+            found.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
+    return found.digest()
+
+
 def image_processor(path: Path) -> Any:
     """The checkpoint's processor on PIL, from its own class: some releases want torchvision otherwise."""
     named = json.loads((path / "preprocessor_config.json").read_text())["image_processor_type"]
@@ -86,7 +122,6 @@ def prompt_token_ids(path: Path, messages: Sequence[Message], images: Sequence[I
     return _prepare(path, messages, images)["input_ids"][0].tolist()
 
 
-@torch.no_grad()
 def oracle(
     path: Path,
     messages: Sequence[Message],
@@ -97,6 +132,21 @@ def oracle(
     ignore_eos: bool = True,
 ) -> OracleResult:
     """Greedy generation in fp32 with `model.generate`, one prompt at a time."""
+    limits = (max_new_tokens, min_new_tokens, ignore_eos)
+    words = json.dumps([messages, limits, [(image.mode, image.size) for image in images]])
+    question = (Path(__file__).read_bytes(), digest(path), words.encode(), *(i.tobytes() for i in images))
+    return OracleResult(**kept(question, lambda: asdict(_generated(path, messages, images, *limits))))
+
+
+@torch.no_grad()
+def _generated(
+    path: Path,
+    messages: Sequence[Message],
+    images: Sequence[Image.Image],
+    max_new_tokens: int,
+    min_new_tokens: int | None,
+    ignore_eos: bool,
+) -> OracleResult:
     checkpoint = _open(path)
     inputs = _prepare(path, messages, images)
     config = copy.deepcopy(checkpoint.model.generation_config)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpcore2
 import numpy as np
 from openai import AsyncOpenAI
 from PIL import Image
@@ -17,6 +19,9 @@ from support.processes.cluster import PATIENCE, data_url
 from support.waiting import within
 
 WORDS = ("import", "os", "return", "self", "value", "name", "list", "while", "print", "class", "open")
+
+# Every client, of http:// too, would read the system's CAs: that takes longer than most requests.
+httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
 
 #: Output tokens of a stream that is long enough to be broken in its middle.
 STREAM_TOKENS = 100

@@ -6,6 +6,7 @@ import copy
 import functools
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from support.data.oracle import OracleResult
+from support.data.oracle import OracleResult, digest, kept
 
 #: Inputs of the encoder: {"input_ids": [1, n]}, {"input_features": [1, mels, frames]} or
 #: {"pixel_values": [1, 3, height, width]}.
@@ -92,7 +93,6 @@ def decoder_logits(path: Path, inputs: Inputs, decoder_ids: list[int]) -> torch.
     return logits
 
 
-@torch.no_grad()
 def greedy(
     path: Path,
     inputs: Inputs,
@@ -107,6 +107,22 @@ def greedy(
     `prompt_token_ids` are the decoder's; a forced first token is among the output. Whisper's own `generate`,
     which goes on from window to window, is not asked: see `whisper_generate`.
     """
+    given = (max_new_tokens, decoder_ids, ignore_eos)
+    words = repr([*given, sorted(options.items()), {name: part.shape for name, part in inputs.items()}])
+    tensors = (part.numpy().tobytes() for part in inputs.values())
+    question = (Path(__file__).read_bytes(), digest(path), words.encode(), *tensors)
+    return OracleResult(**kept(question, lambda: asdict(_generated(path, inputs, *given, options))))
+
+
+@torch.no_grad()
+def _generated(
+    path: Path,
+    inputs: Inputs,
+    max_new_tokens: int,
+    decoder_ids: list[int] | None,
+    ignore_eos: bool,
+    options: Mapping[str, Any],
+) -> OracleResult:
     model = model_of(path)
     config = copy.deepcopy(model.generation_config)
     config.max_new_tokens, config.max_length, config.num_beams, config.do_sample = (

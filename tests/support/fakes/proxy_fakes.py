@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import ssl
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import httpcore2
+import pytest
+import uvicorn.server
 from httpx2 import AsyncClient
 from openai import AsyncOpenAI
 from starlette.types import ASGIApp
@@ -20,10 +25,12 @@ from support.waiting import until, within
 from triptych.base.config import ProxyConfig
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.rpc.channels import listen, make_server
+from triptych.base.rpc.tls import certificates
 from triptych.base.rpc.tls.certificates import Certificates
 from triptych.base.tracing.tracer import Tracer
 from triptych.base.types import WorkerInfo
 from triptych.protos import encoder_pb2, proxy_pb2_grpc
+from triptych.proxy import pool
 from triptych.proxy.auth.keys import KeyRing
 from triptych.proxy.auth.limits import PrincipalLimits
 from triptych.proxy.auth.middleware import Authenticator, AuthMiddleware
@@ -45,6 +52,19 @@ from triptych.proxy.quotas.table import QuotaTable, quota_specs
 from triptych.proxy.service import GrpcTransport
 from triptych.registry.registry import Registry
 from triptych.store.embedding_store import EmbeddingStore
+
+# Every client, of http:// too, would read the system's CAs: that takes longer than most requests.
+httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
+# uvicorn looks every 0.1 s whether it shall end, and then waits as long for its connections.
+_hurried = SimpleNamespace(**{**vars(asyncio), "sleep": lambda seconds: asyncio.sleep(seconds / 10)})
+uvicorn.server.asyncio = _hurried  # type: ignore[attr-defined, assignment]
+
+
+def poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy looks at registry, workers and certificates more often than a deployed one."""
+    monkeypatch.setattr(pool, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(pool, "HEALTH_INTERVAL", 0.2)
+    monkeypatch.setattr(certificates, "LOOK_SECONDS", 0.1)
 
 
 class FakeCluster:

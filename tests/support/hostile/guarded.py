@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from support.data.checkpoints import build_checkpoint
-from support.processes.cluster import Cluster, free_port, start_cluster
+from support.processes.cluster import Cluster, free_port, running_cluster
 from triptych.proxy.auth.keys import new_key
 
 #: Names in the key file; `limited` may send two requests in a minute.
@@ -49,15 +49,9 @@ def guarded_cluster(folder: Path) -> Iterator[Guarded]:
     key_file.write_text("".join(f"{made[name][1]} {limits}\n" for name, limits in TENANTS.items()))
     checkpoint = build_checkpoint(FAMILY, folder / FAMILY)
     metrics_port = free_port()
-    cluster = start_cluster(
-        checkpoint,
-        folder / "run",
-        *("--served-model-name", FAMILY, "--threads", "1", "--block-size", "8"),
-        *("--api-key-file", str(key_file), "--metrics-port", str(metrics_port)),
-        environment={"TRIPTYCH_INTERNAL_TOKEN": TOKEN},
-    )
-    cluster.metrics_url = f"http://127.0.0.1:{metrics_port}/metrics"
-    try:
+    words = [*("--served-model-name", FAMILY, "--threads", "1", "--block-size", "8")]
+    words += ["--api-key-file", str(key_file), "--metrics-port", str(metrics_port)]
+    environment = {"TRIPTYCH_INTERNAL_TOKEN": TOKEN}
+    with running_cluster(checkpoint, folder / "run", *words, environment=environment) as cluster:
+        cluster.metrics_url = f"http://127.0.0.1:{metrics_port}/metrics"
         yield Guarded(cluster, {name: key for name, (key, _) in made.items()}, key_file, checkpoint)
-    finally:
-        cluster.stop()

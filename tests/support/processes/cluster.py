@@ -157,14 +157,29 @@ class Cluster:
         """One sample's sum over a pool."""
         return sum(samples.get(name, 0.0) for samples in self.metrics(pool))
 
-    def post(self, body: dict[str, Any], timeout: float = PATIENCE, key: str = "") -> dict[str, Any]:
-        """The reply to POST /v1/chat/completions; `status` is added to it. `key`: the API key to send."""
-        headers = {"Content-Type": "application/json"}
-        if key:
-            headers["Authorization"] = f"Bearer {key}"
-        request = urllib.request.Request(
-            f"{self.url}/v1/chat/completions", data=json.dumps(body).encode(), headers=headers
-        )
+    def get(self, path: str, key: str = "") -> Any:
+        """The JSON of a page. `key`: the API key to send."""
+        request = urllib.request.Request(self.url + path, headers=_with_key(key))
+        with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
+            return json.loads(reply.read())
+
+    def models(self, key: str = "") -> dict[str, dict[str, Any]]:
+        """What the proxy says of its models, by their names."""
+        return {model["id"]: model for model in self.get("/v1/models", key)["data"]}
+
+    def post(
+        self,
+        body: dict[str, Any],
+        timeout: float = PATIENCE,
+        key: str = "",
+        path: str = "/v1/chat/completions",
+        label: str = "",
+    ) -> dict[str, Any]:
+        """The reply to a POST; `status` is added to it. `key`: the API key to send, `label`: its id."""
+        headers = {"Content-Type": "application/json", **_with_key(key)}
+        if label:
+            headers["X-Request-ID"] = label
+        request = urllib.request.Request(self.url + path, data=json.dumps(body).encode(), headers=headers)
         try:
             with urllib.request.urlopen(request, timeout=timeout) as reply:
                 return {**json.loads(reply.read()), "status": reply.status}
@@ -180,6 +195,7 @@ class Cluster:
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=os.environ | self.token
             )
         self.extra.append(process)
+        self._metrics_urls.clear()
         return process
 
     def stop(self) -> int:
@@ -194,6 +210,10 @@ class Cluster:
                 process.kill()
                 process.wait()
         return int(self.process.returncode)
+
+
+def _with_key(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def scrape(url: str) -> dict[str, float]:
@@ -256,7 +276,7 @@ def start_cluster(
 
 @contextlib.contextmanager
 def running_cluster(
-    model: Path, run_dir: Path, *words: str, environment: dict[str, str] | None = None
+    model: Path | None, run_dir: Path, *words: str, environment: dict[str, str] | None = None
 ) -> Iterator[Cluster]:
     """A cluster for the length of a `with`."""
     cluster = start_cluster(model, run_dir, *words, environment=environment)

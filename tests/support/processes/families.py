@@ -1,19 +1,21 @@
-"""Requests of every model family through a whole cluster, compared with transformers' generate."""
+"""A cluster of several model families, and requests of each compared with transformers' generate."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from support.data.checkpoints import build_checkpoint
 from support.data.oracle import MIN_DISTINCT, OracleResult, assert_exact
 from support.data.pictures import picture
 from support.data.traffic import Case, ask, expected, mixed_cases
 from support.encdec import traffic as encdec
 from support.encdec.batches import checkpoint_of
 from support.encdec.traffic import EncDecCase
-from support.processes.cluster import Cluster
+from support.processes.cluster import Cluster, start_cluster, wait_for
 
 #: Families whose prompts have placeholders for pictures, and encoder-decoder families.
 PICTURES = ("qwen3_vl", "qwen2_5_vl", "llava")
@@ -77,3 +79,39 @@ def family_references(
     if family in PICTURES:
         return expected(path, [case for case in cases if isinstance(case, Case)], tokens)
     return encdec.expected(path, [case for case in cases if isinstance(case, EncDecCase)], tokens)
+
+
+class FamilyCluster:
+    """One store and one proxy; each family has an encoder and a PD worker once it is asked for.
+
+    `shapes`: words of the families' PD workers.
+    """
+
+    def __init__(self, folder: Path, shapes: Mapping[str, tuple[str, ...]]) -> None:
+        self._folder = folder
+        self._shapes = shapes
+        self._checkpoints: dict[str, Path] = {}
+
+    def start(self, first: str, *words: str) -> Self:
+        """Starts the cluster of the family, the proxy with these words."""
+        path = self._checkpoints[first] = build_checkpoint(first, self._folder / first)
+        words = ("--threads", "1", *words, *self._shapes.get(first, ()))
+        self.cluster: Cluster = start_cluster(path, self._folder / "run", *words)
+        return self
+
+    def checkpoint(self, family: str) -> Path:
+        """The checkpoint that is served as `family`."""
+        if family not in self._checkpoints:
+            path = self._checkpoints[family] = build_checkpoint(family, self._folder / family)
+            words = (str(path), "--threads", "1")
+            self.cluster.add_worker("encoder", *words, "--prepared-memory", "64MiB")
+            memory = ("--kv-memory", "64MiB", "--encoder-cache-memory", "32MiB")
+            self.cluster.add_worker("pd", *words, *memory, *self._shapes.get(family, ()))
+            wait_for(f"{family} to be served", self._all_served)
+        return self._checkpoints[family]
+
+    def _all_served(self) -> bool:
+        time.sleep(0.5)  # a look at the registry is dear, and the workers need the cores
+        names = self.cluster.models().keys()
+        encoders = [worker for worker in self.cluster.workers() if worker.pool == "encoder"]
+        return names == self._checkpoints.keys() and len(encoders) == len(names)

@@ -13,7 +13,7 @@ from typing import Any
 
 from PIL import Image
 
-from support.processes.cluster import Cluster, data_url, start_cluster, wait_for
+from support.processes.cluster import Cluster, data_url, running_cluster, wait_for
 from support.tracing.collector import Collector, Received
 from triptych.apps.launch.model_path import DEMO_MODEL
 
@@ -44,11 +44,8 @@ def traced(
 ) -> Iterator[Cluster]:
     """A demo cluster whose spans go to the collector."""
     flags = ("--otlp-endpoint", collector.url, "--served-model-name", "demo", "--threads", "1", *words)
-    cluster = start_cluster(DEMO_MODEL, folder, *flags, environment=environment)
-    try:
+    with running_cluster(DEMO_MODEL, folder, *flags, environment=environment) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 def picture_url(colour: tuple[int, int, int]) -> str:

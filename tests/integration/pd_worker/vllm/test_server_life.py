@@ -24,6 +24,7 @@ from triptych.base.engine_beat import BusyClock
 from triptych.base.errors import ConfigError
 from triptych.base.hashing import prefix_root
 from triptych.base.rpc.channels import INCARNATION_HEADER
+from triptych.pd_worker.vllm import health
 from triptych.pd_worker.vllm.connection import EngineConnection
 from triptych.pd_worker.vllm.health import EngineHealth
 from triptych.pd_worker.vllm.http.client import VLLMClient
@@ -154,7 +155,8 @@ async def test_a_server_that_makes_no_step_is_lost_until_it_gives_a_token(store)
         await served.until_up(True)
 
 
-async def test_a_long_prefill_is_no_stall(store):
+async def test_a_long_prefill_is_no_stall(store, monkeypatch):
+    monkeypatch.setattr(health, "LOOK_SECONDS", 60.0)
     async with scripted_server() as server, fronting(server, store, stall_timeout=0.5) as served:
         server.scripts = [hangs(1)]
         await served.client.submit(served.client.message("r1", "hello", **SAMPLING))

@@ -27,12 +27,13 @@ SERVICES = ["grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection",
 
 
 async def reflected(channel: Any, *requests: ServerReflectionRequest, key: str = "") -> list[Any]:
-    """The replies to requests of one call, whose client leaves it open."""
+    """The replies to requests of one call."""
     stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
     metadata = (("authorization", f"Bearer {key}"),) if key else ()
     call = stub.ServerReflectionInfo(metadata=metadata, timeout=20.0)
     for request in requests:
         await call.write(request)
+    await call.done_writing()
     return [reply async for reply in call]
 
 

@@ -55,39 +55,39 @@ async def test_calls_are_found_and_answered(cluster: FakeCluster) -> None:
     assert sent[2] == {"role": "tool", "content": "blue", "tool_call_id": call.id}
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"n": 17}, "n must be"),
-        ({"sampling": Sampling(choice=1)}, "sampling.choice"),
-        ({"sampling": Sampling(logprobs=21)}, "logprobs"),
-        ({"sampling": Sampling(bad_words=[" "])}, "bad_words"),
-        ({"sampling": Sampling(logit_bias={3: 101})}, "logit_bias"),
-        ({"sampling": Sampling(output_format={"json_schema": "{"})}, "output_format.json_schema"),
-        ({"sampling": Sampling(output_format={"choices": {}})}, "output_format.choices"),
-        ({"tools": proxy_pb2.ChatTools(tools="{}")}, "tools"),
-        ({"tools": proxy_pb2.ChatTools(choice="required")}, "tool_choice"),
-        ({"tools": proxy_pb2.ChatTools(tools=json.dumps([tool("f")]), function="g")}, "tool_choice"),
-        ({"chat_template_kwargs": "[]"}, "chat_template_kwargs"),
-        ({"continue_final_message": True}, "continue_final_message"),
-        ({"messages": [proxy_pb2.ChatMessage(role="robot")]}, "messages[0].role"),
-        (
-            {
-                "messages": [
-                    proxy_pb2.ChatMessage(
-                        role="assistant", tool_calls=[proxy_pb2.ToolCall(name="f", arguments="[]")]
-                    )
-                ]
-            },
-            "messages[0].tool_calls[0].arguments",
-        ),
-    ],
-)
-async def test_what_cannot_be_is_refused_by_name(cluster, fields, named):
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await chat(cluster, **fields)
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert named in (caught.value.details() or "")
+REFUSED_CHATS: list[tuple[dict[str, Any], str]] = [
+    ({"n": 17}, "n must be"),
+    ({"sampling": Sampling(choice=1)}, "sampling.choice"),
+    ({"sampling": Sampling(logprobs=21)}, "logprobs"),
+    ({"sampling": Sampling(bad_words=[" "])}, "bad_words"),
+    ({"sampling": Sampling(logit_bias={3: 101})}, "logit_bias"),
+    ({"sampling": Sampling(output_format={"json_schema": "{"})}, "output_format.json_schema"),
+    ({"sampling": Sampling(output_format={"choices": {}})}, "output_format.choices"),
+    ({"tools": proxy_pb2.ChatTools(tools="{}")}, "tools"),
+    ({"tools": proxy_pb2.ChatTools(choice="required")}, "tool_choice"),
+    ({"tools": proxy_pb2.ChatTools(tools=json.dumps([tool("f")]), function="g")}, "tool_choice"),
+    ({"chat_template_kwargs": "[]"}, "chat_template_kwargs"),
+    ({"continue_final_message": True}, "continue_final_message"),
+    ({"messages": [proxy_pb2.ChatMessage(role="robot")]}, "messages[0].role"),
+    (
+        {
+            "messages": [
+                proxy_pb2.ChatMessage(
+                    role="assistant", tool_calls=[proxy_pb2.ToolCall(name="f", arguments="[]")]
+                )
+            ]
+        },
+        "messages[0].tool_calls[0].arguments",
+    ),
+]
+
+
+async def test_what_cannot_be_is_refused_by_name(cluster: FakeCluster) -> None:
+    for fields, named in REFUSED_CHATS:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await chat(cluster, **fields)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert named in (caught.value.details() or "")
     assert not cluster.pd_workers[0].submits
 
 

@@ -45,6 +45,14 @@ def open_connections(cluster: FakeCluster) -> set[LimitedConnection]:
     return cluster.http.server_state.connections
 
 
+async def test_a_reply_does_not_wait_until_the_one_before_it_is_acknowledged(cluster: FakeCluster) -> None:
+    async with connected(cluster):
+        await until(lambda: open_connections(cluster), "the connection")
+        (connection,) = open_connections(cluster)
+        sent_from = connection.transport.get_extra_info("socket")
+        assert sent_from.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 async def all_closed(cluster: FakeCluster) -> None:
     await until(lambda: not open_connections(cluster))
 

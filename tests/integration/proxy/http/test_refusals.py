@@ -87,36 +87,43 @@ async def post(cluster: FakeCluster, path: str, **given: Any) -> Any:
     return await cluster.client._client.post(f"http://127.0.0.1:{cluster.port}{path}", **given)
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/chat/completions", ASKED),
-        ("/v1/chat/completions", {**ASKED, "stream": True}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 100_000}], "max_tokens": 3}),
-        ("/v1/completions", {"prompt": "hello", "max_tokens": 3}),
-        ("/v1/responses", {"input": "hello"}),
-        ("/v1/messages", ASKED),
-        ("/v1/messages/count_tokens", {"messages": ASKED["messages"], "system": "x"}),
-        ("/tokenize", {"prompt": "hello"}),
-        ("/detokenize", {"tokens": [1]}),
-    ],
-)
-async def test_ignored_fields_are_named_in_a_header_and_refused_where_the_operator_wants_it(
-    store: EmbeddingStore, path: str, body: dict[str, Any]
-) -> None:
-    known = next(name for name in body if name in ("max_tokens", "input", "prompt", "tokens", "system"))
-    misspelt = {**body, known[:-1] + "x": 5, "service_tier": "x"}
-    async with FakeCluster(store) as cluster:
-        plain, ignored = await post(cluster, path, json=body), await post(cluster, path, json=misspelt)
+KNOWN: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", ASKED),
+    ("/v1/chat/completions", {**ASKED, "stream": True}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 100_000}], "max_tokens": 3}),
+    ("/v1/completions", {"prompt": "hello", "max_tokens": 3}),
+    ("/v1/responses", {"input": "hello"}),
+    ("/v1/messages", ASKED),
+    ("/v1/messages/count_tokens", {"messages": ASKED["messages"], "system": "x"}),
+    ("/tokenize", {"prompt": "hello"}),
+    ("/detokenize", {"tokens": [1]}),
+]
+
+
+def misspelt(body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A field of the body, and the body with that one misspelt and another that nobody knows."""
+    name = next(name for name in body if name in ("max_tokens", "input", "prompt", "tokens", "system"))
+    return name, {**body, name[:-1] + "x": 5, "service_tier": "x"}
+
+
+async def test_ignored_fields_are_named_in_a_header(cluster: FakeCluster) -> None:
+    for path, body in KNOWN:
+        name, wrong = misspelt(body)
+        plain, ignored = await post(cluster, path, json=body), await post(cluster, path, json=wrong)
         assert (plain.status_code, ignored.status_code) == (200, 200)
         assert HEADER not in plain.headers
-        assert ignored.headers[HEADER] == f"{known[:-1]}x, service_tier"
+        assert ignored.headers[HEADER] == f"{name[:-1]}x, service_tier"
+
+
+async def test_unknown_fields_are_refused_where_the_operator_wants_it(store: EmbeddingStore) -> None:
     async with FakeCluster(store, unknown_fields="reject") as cluster:
-        assert (await post(cluster, path, json={**body, "service_tier": "x"})).status_code == 200
-        refused = await post(cluster, path, json=misspelt)
-        error = refused.json()["error"]
-        assert (refused.status_code, error["param"]) == (400, known[:-1] + "x")
-        assert f"did you mean {known}?" in error["message"]
+        for path, body in KNOWN:
+            name, wrong = misspelt(body)
+            assert (await post(cluster, path, json={**body, "service_tier": "x"})).status_code == 200
+            refused = await post(cluster, path, json=wrong)
+            error = refused.json()["error"]
+            assert (refused.status_code, error["param"]) == (400, name[:-1] + "x")
+            assert f"did you mean {name}?" in error["message"]
 
 
 async def test_the_header_is_short_and_of_plain_characters_whatever_a_client_sends(store):

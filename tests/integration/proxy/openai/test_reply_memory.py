@@ -154,6 +154,7 @@ async def test_a_worker_that_cannot_pause_has_its_unread_request_ended(cluster: 
         await send(silent, cluster.port, post(RICH | {"max_tokens": 200}))
         await until(lambda: pd.cancels, "the request is cancelled")
         assert replies.used <= UNPAUSED
+        silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, MIB)
         data = await read_until(silent, b"0\r\n\r\n")
     assert b"the client does not read" in data
 
@@ -170,6 +171,7 @@ async def test_a_paused_request_whose_worker_dies_goes_on_elsewhere_and_pauses_t
             other = next(worker for worker in cluster.pd_workers if worker is not first)
             await first.kill()
             await until(lambda: len(set(other.paused)) == 2, "it is paused at the other one")
+            silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, MIB)
             data = await read_until(silent, LAST)
         assert texts_of(data) == dict.fromkeys(range(2), "".join(first.script or []))
         await cluster.at_rest()

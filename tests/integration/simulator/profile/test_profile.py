@@ -14,7 +14,7 @@ from support.data.checkpoints import build_checkpoint
 from triptych.apps.cli.app import app
 from triptych.base.errors import ConfigError
 from triptych.simulator.costs.costs import read_profile
-from triptych.simulator.profile import fit
+from triptych.simulator.profile import fit, proxy
 from triptych.simulator.profile.fit import TERMS
 
 
@@ -22,6 +22,8 @@ from triptych.simulator.profile.fit import TERMS
 def test_a_quick_profile_measures_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quickest = replace(fit.QUICK, repeats=2, sample_seconds=0.05, stage_seconds=0.3)
     monkeypatch.setattr(fit, "QUICK", quickest)
+    monkeypatch.setattr(proxy, "_SIDES", (64, 256))
+    monkeypatch.setattr(proxy, "_TOKENS", 50)
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
     monkeypatch.setenv("KMP_BLOCKTIME", "0")
     monkeypatch.setenv("GOMP_SPINCOUNT", "4000")

@@ -139,8 +139,7 @@ def test_what_fits_nowhere_is_refused_with_a_table():
         place_workers(_gpus(9, 9), _needs(1, 0))
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_no_device_is_given_away_twice_and_nobody_gets_less_than_it_needs(seed: int):
+def random_placement(seed: int) -> None:
     draw = random.Random(seed)
     gpus = _gpus(*[draw.choice([8, 24, 80]) for _ in range(draw.randrange(1, 5))])
     needs = [
@@ -158,6 +157,11 @@ def test_no_device_is_given_away_twice_and_nobody_gets_less_than_it_needs(seed: 
         there = [s for s in shares if 0 <= number - int(s.device.removeprefix("cuda:")) < s.ranks]
         assert sum(share.nbytes for share in there) <= gpu.usable
     assert all(share.worker in share_table(gpus, shares) for share in shares)
+
+
+def test_no_device_is_given_away_twice_and_nobody_gets_less_than_it_needs() -> None:
+    for seed in range(300):
+        random_placement(seed)
 
 
 @pytest.mark.parametrize("words", ["print('?')", "raise SystemExit(3)", "print('[1]')"])

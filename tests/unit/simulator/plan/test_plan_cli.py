@@ -13,6 +13,8 @@ from support.data.checkpoints import build_checkpoint
 from support.simulated import COSTS, MODEL
 from triptych.apps.cli.app import app
 from triptych.base.errors import ConfigError
+from triptych.simulator.costs.model_config import read_model
+from triptych.simulator.plan.question import read_device
 
 QUICK = (
     "--workload",
@@ -106,9 +108,7 @@ def test_a_model_goes_with_named_devices_alone_and_must_fit_one(profile: Path, t
     assert "llava has " in told and "too much for 1 x L4 of 24 GB: raise --pd-ranks" in told
 
 
-def test_a_plan_names_the_model_it_is_for_and_its_only_size_of_a_picture(tmp_path: Path) -> None:
-    document = tmp_path / "plan.json"
-    result = plan(*QUICK, "--gpu", "l4", "--model", build_checkpoint("llava"), "--json", document)
-    assert result.exit_code == 0, result.output
-    told = json.loads(document.read_text())["device"]
-    assert told["name"] == "L4 with llava" and "every picture is one tile of " in told["source"]
+def test_a_device_names_the_model_it_is_for_and_its_only_size_of_a_picture() -> None:
+    device = read_device("l4", served=read_model(build_checkpoint("llava")))
+    assert device.name == "L4 with llava"
+    assert "every picture is one tile of " in device.costs.source
