@@ -95,11 +95,22 @@ def test_the_chart_makes_a_prometheus_rule_of_them_as_they_are():
     assert made["spec"] == yaml.safe_load(FILE.read_text())
 
 
+def panels(name: str) -> list[dict[str, Any]]:
+    """Those of a dashboard, in order and without the headings."""
+    return [panel for panel in DASHBOARDS[name]["panels"] if panel["type"] != "row"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_panel_has_a_title_a_description_a_unit_and_legends(name: str):
+    for panel in panels(name):
+        assert {"title", "description"} <= panel.keys() and "unit" in panel["fieldConfig"]["defaults"]
+        assert all("legendFormat" in target for target in panel["targets"]), panel["title"]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_queries_ask_for_series_and_labels_that_exist(name: str):
     labels = {name: set(metric.labels) for metric in documented() for name in metric.series} | OTHERS
-    panels = [panel for panel in DASHBOARDS[name]["panels"] if panel["type"] != "row"]
-    for query in (target["expr"] for panel in panels for target in panel["targets"]):
+    for query in (target["expr"] for panel in panels(name) for target in panel["targets"]):
         assert metric_names(query) <= labels.keys(), query
         for series, asked in selectors(query):
             assert asked <= labels[series] | {"namespace", "pod"}, query
