@@ -22,8 +22,7 @@ from triptych.base.log import log_fields
 from triptych.base.machine.device import Device
 from triptych.base.machine.device_fault import check_device, failure_of
 from triptych.base.types import EmbeddingSource, ItemPlan
-from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput
-from triptych.ec_connector.connectors.memory import OutputCache
+from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput, OutputCache
 from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin
 from triptych.encoder_worker.host_copier import HostCopier
 from triptych.models.base import EncoderSide, PreparedItem

@@ -18,8 +18,8 @@ from triptych.base.tracing.start import worker_tracer
 from triptych.base.tracing.tracer import Tracer
 from triptych.base.types import WorkerInfo
 from triptych.base.worker_process import ProcessWatch
-from triptych.ec_connector.base import DirectTransfer, ECTransferConfig
-from triptych.ec_connector.connectors.memory import MemoryStore, OutputCache
+from triptych.ec_connector.base import DirectTransfer, ECTransferConfig, OutputCache
+from triptych.ec_connector.connectors.memory import MemoryStore
 from triptych.encoder_worker.engine import EncoderEngine, EngineEvent
 from triptych.encoder_worker.graphs.graph_encoder import count_graphs
 from triptych.encoder_worker.job_spec import ItemFormat

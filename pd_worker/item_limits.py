@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ import numpy as np
 from PIL import Image
 
 from triptych.base.errors import ConfigError, InvalidRequest
-from triptych.base.types import ItemPlan
 from triptych.models.audio import Silence
 from triptych.models.base import DecoderSide
 from triptych.models.generic.processor import GenericProcessor
@@ -46,18 +44,6 @@ def parse_item_limits(text: str) -> dict[str, ItemLimit]:
         example = '{"image": 0, "video": {"count": 1, "num_frames": 32, "width": 448, "height": 448}}'
         raise ConfigError(f"--limit-mm-per-prompt: {error}; write it like {example}") from None
     return {name: ItemLimit(limit) if isinstance(limit, int) else limit for name, limit in given.items()}
-
-
-def check_item_counts(plans: Sequence[ItemPlan], limits: Mapping[str, ItemLimit]) -> None:
-    """InvalidRequest for more items of a modality than its limit."""
-    for modality, count in Counter(plan.modality for plan in plans).items():
-        limit = limits.get(modality)
-        if limit is not None and count > limit.count:
-            raise InvalidRequest(
-                f"{count} {modality}s are more than the {limit.count} that this server takes in a prompt; "
-                "send fewer",
-                param="messages",
-            )
 
 
 def max_embeddings(limits: Mapping[str, ItemLimit], decoder: DecoderSide, path: Path, tokens: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -165,7 +166,7 @@ class NativeWorker(PDWorker):
             engine,
             GrammarCompiler(model.tokenizer, model.defaults.eos_token_ids),
             engine.beat,
-            lambda: load_report(metrics, config.embedding_memory),
+            functools.partial(load_report, metrics, config.embedding_memory),
             two_prompts=None
             if model.decoder.cross is None
             else EncDecPrompts(model.tokenizer, model.prompts.guarded, model.decoder, engine.max_model_len),

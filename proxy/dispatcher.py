@@ -19,6 +19,7 @@ from triptych.proxy.auth.limits import CURRENT, Session
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Output
 from triptych.proxy.call.validation import ModelKind
 from triptych.proxy.encoders.job_runner import JobRunner
+from triptych.proxy.encoders.loads import PDWork, PromptWork, kv_share, outstanding_prompts
 from triptych.proxy.events import (
     Admitted,
     ClientLeft,
@@ -33,7 +34,6 @@ from triptych.proxy.http.endpoint import CURRENT_DELIVERY
 from triptych.proxy.http.refusals import CURRENT_ARRIVAL
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.media.source import MediaSource
-from triptych.proxy.pd.prompts import PDWork, PromptWork, kv_share, outstanding_prompts
 from triptych.proxy.pd.router import PDRouter
 from triptych.proxy.ports import Link, Transport
 from triptych.proxy.quotas.quota import Hold

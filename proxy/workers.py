@@ -185,6 +185,10 @@ class KnownWorkers:
         """Names that a request may use, whether or not a worker of theirs is live now."""
         return sorted({model.name for model in self._models.values()})
 
+    def model_called(self, name: str) -> str:
+        """The model that a call of this name is shown with: where it names none, the first."""
+        return name or next(iter(self.models()), "")
+
     def resolve_model(self, name: str) -> str:
         """The served name that a request means; an empty one means the only one.
 

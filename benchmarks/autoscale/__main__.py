@@ -15,7 +15,13 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
 from benchmarks.autoscale.comparison import (
+    BOTH_POOLS,
     COLD_STARTS,
     LIMITS,
     OURS,
@@ -30,10 +36,77 @@ from benchmarks.autoscale.comparison import (
     trials,
 )
 from benchmarks.autoscale.policies import ENCODER_SLO
-from benchmarks.autoscale.traces import PEAK_WORKERS, TRACES
+from benchmarks.autoscale.traces import PEAK_WORKERS, TRACES, UTILIZATION, Trace
 from benchmarks.result_page import RESULTS, fill, page_parser, publish
 from triptych.base.progress.progress import each
+from triptych.goodput.report.plots import COLOURS
 from triptych.simulator.run import NOT_MODELLED
+
+_DEMAND = "#999999"
+
+
+def draw(trace: Trace, found: Sequence[TrialFigures]) -> Figure:
+    """One row for each policy, static ones apart; all trials of one cold start. On the right, PD workers."""
+    static = next(one for one in found if one.policy == STATIC)
+    scaled = [one for one in found if one.policy != STATIC]
+    both = trace.name in BOTH_POOLS
+    figure: Figure = plt.figure(figsize=(14 if both else 10, 1.9 * len(scaled) + 0.8), layout="constrained")
+    axes = figure.subplots(len(scaled), 1 + both, sharex=True, sharey="col", squeeze=False)
+    for index, (row, one) in enumerate(zip(axes, scaled, strict=True)):
+        _demand(row[0], trace)
+        seconds, good = one.worker_seconds / static.worker_seconds, one.good / static.good
+        title = f"{one.policy}: {seconds:.0%} of static peak's encoder-seconds, {good:.1%} of its goodput"
+        _workers(row[0], one.timeline, one.seconds, COLOURS[index])
+        _dress(row[0], "encoders", PEAK_WORKERS, title)
+        if both:
+            title = f"{one.pd_seconds / static.pd_seconds:.0%} of its PD-worker-seconds"
+            _workers(row[1], one.pd_timeline, one.seconds, COLOURS[index])
+            _dress(row[1], "PD workers", PD_WORKERS, title)
+            row[1].set_ylim(bottom=0)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=3)
+    for axis in axes[-1]:
+        axis.set_xlabel("seconds")
+    figure.suptitle(f"{trace.name}, cold start {scaled[0].cold_start:g} s", fontsize=11)
+    return figure
+
+
+def _dress(axis: Axes, pool: str, most: int, title: str) -> None:
+    axis.set_title(title, loc="left", fontsize=9)
+    axis.set_ylabel(pool)
+    axis.axhline(most, color="#555555", linestyle=":", linewidth=1)
+    axis.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _demand(axis: Axes, trace: Trace) -> None:
+    """Workers that arriving work keeps busy."""
+    step = trace.seconds / 1200
+    moments = [index * step for index in range(1200)]
+    busy = [trace.share(moment) * PEAK_WORKERS * UTILIZATION for moment in moments]
+    axis.fill_between(moments, busy, color=_DEMAND, alpha=0.35, linewidth=0, label="busy with arriving work")
+
+
+def _workers(axis: Axes, timeline: Sequence[tuple[float, ...]], seconds: float, colour: str) -> None:
+    moments = [now for now, *_ in timeline] + [seconds]
+    for place, style, label in ((3, "-", "paid for"), (2, "--", "ready")):
+        counts = [change[place] for change in timeline]
+        axis.step(
+            moments,
+            [*counts, counts[-1]],
+            where="post",
+            color=colour,
+            linestyle=style,
+            linewidth=1.2,
+            label=label,
+        )
+
+
+def save(trace: Trace, found: Sequence[TrialFigures], path: Path) -> None:
+    """PNG or SVG, by the path's suffix."""
+    figure = draw(trace, found)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
 
 RESULT = RESULTS / "autoscale.md"
 #: What the policy must keep to at the first cold start: shares of the static pool's.
@@ -94,6 +167,7 @@ def report(found: Sequence[TrialFigures], options: argparse.Namespace) -> str:
         max_num_seqs=LIMITS.pd.max_num_seqs,
         rows="\n".join(row(one, static_of(found, one.trace)) for one in ranked if not one.pd_seconds),
         both="\n".join(row(one, static_of(found, one.trace)) for one in ranked if one.pd_seconds),
+        pictures="\n".join(f"![{name}](autoscale-{name}.png)" for name in TRACES),
     )
 
 
@@ -109,3 +183,7 @@ def main() -> None:
             results = pool.map(partial(kept, folder, seed=options.seed), asked)
             found = [next(results) for _ in each("trials", asked)]
     publish(report(found, options), RESULT, write=options.write)
+    if options.write:
+        for name, trace in TRACES.items():
+            shown = [one for one in found if one.trace == name and one.cold_start == COLD_STARTS[0]]
+            save(trace(), shown, RESULTS / f"autoscale-{name}.png")

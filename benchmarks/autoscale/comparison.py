@@ -17,7 +17,7 @@ from benchmarks.autoscale.policies import (
     pd_work,
     work_seconds,
 )
-from benchmarks.autoscale.pool import ElasticPDPool, ElasticPool
+from benchmarks.autoscale.pool import ElasticPDPool, ElasticPool, PoolMoment
 from benchmarks.autoscale.traces import PEAK_WORKERS, TRACES, Trace, requests_of
 from triptych.base.config import GIB, EncoderConfig, PDConfig, ProxyConfig
 from triptych.base.errors import ConfigError
@@ -93,8 +93,10 @@ class TrialFigures:
     worker_seconds: float
     direction_changes: int
     leftovers: int
-    #: As that of the encoders, where PD workers are scaled.
+    timeline: tuple[PoolMoment, ...]
+    #: As those of the encoders, where PD workers are scaled.
     pd_seconds: float = 0.0
+    pd_timeline: tuple[PoolMoment, ...] = ()
 
 
 def measure(trace: Trace, policy: str, cold_start: float, seed: int = 0) -> TrialFigures:
@@ -130,7 +132,9 @@ def measure(trace: Trace, policy: str, cold_start: float, seed: int = 0) -> Tria
         worker_seconds=encoders.history.worker_seconds(seconds),
         direction_changes=encoders.history.direction_changes,
         leftovers=sum(found.leftovers.values()),
+        timeline=encoders.history.changes(),
         pd_seconds=0.0 if pd is None else pd.history.worker_seconds(seconds),
+        pd_timeline=() if pd is None else pd.history.changes(),
     )
 
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from benchmarks.autoscale.policies import ByDemand, PoolView, Scaler
 from triptych.proxy.pool import POLL_SECONDS
@@ -30,20 +31,34 @@ class WorkerLife:
         return (now if self.ended is None else self.ended) - self.ordered
 
 
+class PoolMoment(NamedTuple):
+    """The pool at one second: what the scaler wants and what there is, draining workers included."""
+
+    now: float
+    desired: int
+    ready: int
+    alive: int
+
+
 @dataclass(slots=True)
 class PoolHistory:
-    """`sizes`: what the scaler wanted, second by second."""
+    """`direction_changes`: how often the size that the scaler wants turns from up to down or back."""
 
     workers: list[WorkerLife] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
+    moments: list[PoolMoment] = field(default_factory=list)
 
     def worker_seconds(self, now: float) -> float:
         return sum(worker.seconds(now) for worker in self.workers)
 
+    def changes(self) -> tuple[PoolMoment, ...]:
+        """The moments that differ from the one before in more than their time."""
+        pairs = zip([None, *self.moments], self.moments, strict=False)
+        return tuple(one for before, one in pairs if before is None or one[1:] != before[1:])
+
     @property
     def direction_changes(self) -> int:
-        """How often the size turns from up to down or back."""
-        moves = [after > before for before, after in itertools.pairwise(self.sizes) if after != before]
+        sizes = [moment.desired for moment in self.moments]
+        moves = [after > before for before, after in itertools.pairwise(sizes) if after != before]
         return sum(before != after for before, after in itertools.pairwise(moves))
 
 
@@ -88,7 +103,8 @@ class ElasticPool:
         self._tick_timer = self._loop.call_later(TICK_SECONDS, self._tick)
         desired = self._scaler.desired(self._view())
         self._resize(desired)
-        self.history.sizes.append(desired)
+        alive = sum(worker.ended is None for worker in self.history.workers)
+        self.history.moments.append(PoolMoment(self._loop.now, desired, len(self._ready), alive))
 
     def _view(self) -> PoolView:
         encoders, proxy = self._cluster.encoders, self._cluster.proxy

@@ -46,8 +46,7 @@ from triptych.base.types import MMFeature, Placement
 from triptych.ec_connector.base import EncoderOutput
 from triptych.models.base import EncoderSide
 from triptych.models.registry import load_decoder, load_encoder
-from triptych.pd_worker.attention.attention import ATTENTION_NAME
-from triptych.pd_worker.attention.backends import BACKENDS
+from triptych.pd_worker.attention.attention import ATTENTION_NAME, BACKENDS
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.engine import Engine
 

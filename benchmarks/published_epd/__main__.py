@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
+from benchmarks.published_epd.latencies import latency_rows
 from benchmarks.published_epd.systems import (
     FIGURES,
     SYSTEMS,
@@ -82,11 +83,13 @@ def shown(rate: float, failing: float) -> str:
     return f"≥ {rate:.0f}" if math.isinf(failing) else f"{rate:.1f}"
 
 
-def rows(cells: Cells) -> Iterator[str]:
+def rows(cells: Cells) -> list[str]:
     """Of the table: simulated next to published, and the ratios of both."""
+    lines = []
     for figure in FIGURES:
+        load = f"{figure.text}, {figure.images}"
         stated = figure.stated
-        words, found = [f"{figure.text}, {figure.images}"], []
+        words, found = [load], []
         for name, value in zip(SYSTEMS, stated, strict=True):
             rate, failing, _ = cells[figure.text, figure.images, name]
             mark = "*" if name in figure.fitted else ""
@@ -96,7 +99,8 @@ def rows(cells: Cells) -> Iterator[str]:
         words += [ratio, f"**{found[1] / found[0]:.2f}**" if found[0] else "–"]
         free = [cells[figure.text, figure.images, f"{name}, no door"] for name in SYSTEMS]
         words += [shown(rate, failing) for rate, failing, _ in free]
-        yield f"| {' | '.join(words)} |"
+        lines.append(f"| {' | '.join(words)} |")
+    return lines
 
 
 def errors(cells: Cells) -> list[tuple[str, float]]:
@@ -110,7 +114,7 @@ def errors(cells: Cells) -> list[tuple[str, float]]:
     return found
 
 
-def report(cells: Cells, seconds: float) -> str:
+def report(cells: Cells, latencies: str, seconds: float) -> str:
     off = errors(cells)
     worst = max(off, key=lambda one: abs(one[1]))
     ends = (
@@ -127,6 +131,7 @@ def report(cells: Cells, seconds: float) -> str:
         within_15=sum(abs(error) <= 0.15 for _, error in off),
         within_30=sum(abs(error) <= 0.30 for _, error in off),
         worst=f"{worst[0]} ({worst[1]:+.0%})",
+        latencies=latencies,
         ends="\n".join(ends),
     )
 
@@ -145,4 +150,5 @@ def main() -> None:
                 system, figure, options.seconds, lambda line: running.advance(0, note=line)
             )
             running.advance()
-    publish(report(cells, options.seconds), RESULT, write=options.write)
+    latencies = "\n".join(latency_rows(options.seconds))
+    publish(report(cells, latencies, options.seconds), RESULT, write=options.write)

@@ -20,7 +20,7 @@ from triptych.base.rpc.channels import TOKEN_HEADER, InternalToken
 from triptych.base.rpc.tls.certificates import Certificates
 from triptych.base.rpc.tls.material import TlsMaterial, read_material
 from triptych.ec_connector.base import DirectTransfer
-from triptych.ec_connector.connectors.served_outputs import ServedOutputs
+from triptych.ec_connector.connectors.direct_path import ServedOutputs
 from triptych.store.bulk import SLOWEST
 from triptych.store.sockets import PlainWire, TlsWire, Wire, same_user
 

@@ -22,10 +22,10 @@ from triptych.ec_connector.base import (
     EncoderCacheMap,
     EncoderOutput,
 )
+from triptych.ec_connector.connectors.direct_path import NotFiniteError, ServedOutputs
 from triptych.ec_connector.connectors.host_buffers import DeviceCopier, bytes_of
 from triptych.ec_connector.connectors.output_server import OutputServer
 from triptych.ec_connector.connectors.scheduler_role import TableScheduler
-from triptych.ec_connector.connectors.served_outputs import NotFiniteError, ServedOutputs
 from triptych.ec_connector.connectors.store_loads import StoreClient, StoreLoads
 from triptych.ec_connector.metadata import Reports, TransferMetadata
 from triptych.store import codec

@@ -17,7 +17,7 @@ from typing import ParamSpec, TypeVar
 from triptych.base.log import log_fields, short
 from triptych.base.types import EmbeddingSource, ItemPlan
 from triptych.ec_connector.base import ECTransferConfig, EncoderCacheMap, EncoderOutput
-from triptych.ec_connector.connectors.direct_loads import DirectLoads
+from triptych.ec_connector.connectors.direct_path import DirectLoads
 from triptych.ec_connector.connectors.host_buffers import (
     DeviceCopier,
     HostBuffer,

@@ -11,7 +11,7 @@ from triptych.base.errors import InternalError, RequestError
 from triptych.base.log import short
 from triptych.base.tracing.context import Producers
 from triptych.base.types import SEGMENT
-from triptych.ec_connector.connectors.memory import OutputCache
+from triptych.ec_connector.base import OutputCache
 from triptych.encoder_worker.engine import EncoderEngine
 from triptych.encoder_worker.job_spec import ItemFormat
 from triptych.encoder_worker.jobs.job import EncodeJob, Failed

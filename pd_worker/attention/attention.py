@@ -1,22 +1,33 @@
-"""Attention over paged keys and values, as an attention function of transformers.
+"""Attention over paged keys and values, as an attention function of transformers, and its backends.
 
 One flattened ragged batch per step: first the sequences that compute one token, then the prefill chunks.
+"triton" (`block_attention`, CUDA) and "cpu" (`cpu_attention`, C++) read keys and values in their blocks;
+"sdpa" (`gathered_attention`) gathers them, sequence by sequence.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
+from importlib.util import find_spec
 
 import torch
 from transformers import AttentionInterface
 
+from triptych.base.errors import ConfigError
+from triptych.kernels.cpu_attention import takes
+from triptych.kernels.library import kernel_library
 from triptych.models.geometry import LayerRule
-from triptych.pd_worker.attention.backends import gathers
 from triptych.pd_worker.attention.block_attention import attend_in_blocks
 from triptych.pd_worker.attention.cpu_attention import attend_on_cpu
 from triptych.pd_worker.attention.gathered_attention import attend_gathered
-from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossSpan, CrossTables, PrefillSpan
-from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
+from triptych.pd_worker.attention.metadata import (
+    AttentionMetadata,
+    CrossSpan,
+    CrossTables,
+    PagedKVCache,
+    PrefillSpan,
+)
 
 __all__ = [
     "ATTENTION_NAME",
@@ -27,6 +38,30 @@ __all__ = [
     "PrefillSpan",
     "paged_attention",
 ]
+
+#: Values of --attention-backend.
+BACKENDS = ("auto", "triton", "cpu", "sdpa")
+
+
+def backend_on(device: torch.device, name: str) -> str:
+    """The backend that this --attention-backend is on a device; ConfigError where it has none such."""
+    if name == "triton" and device.type != "cuda":
+        raise ConfigError("--attention-backend triton is for CUDA: use auto, which is cpu on a CPU")
+    if name == "cpu" and (device.type != "cpu" or kernel_library() is None):
+        raise ConfigError(
+            "--attention-backend cpu is for a CPU, and needs g++ or a wheel with kernels: use auto"
+        )
+    if name != "auto":
+        return name
+    if device.type == "cuda":
+        return "triton" if find_spec("triton") is not None else "sdpa"
+    return "cpu" if device.type == "cpu" and kernel_library() is not None else "sdpa"
+
+
+def gathers(backend: str, dtype: torch.dtype) -> bool:
+    """Whether this backend gathers keys and values of this type."""
+    return backend == "sdpa" or (backend == "cpu" and not takes(dtype))
+
 
 #: The name to load a decoder with.
 ATTENTION_NAME = "triptych_paged"
@@ -65,7 +100,7 @@ def paged_attention(
     meta, q = attn_metadata, query[0]
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     cache = meta.cache
-    rule = meta.layer_rules[layer] if meta.layer_rules else LayerRule(sliding_window)
+    rule = meta.layer_rules[layer] if meta.layer_rules else _window_rule(sliding_window)
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
     out = torch.empty(q.shape[1], q.shape[0], cache.values[layer].shape[-1], dtype=q.dtype, device=q.device)
     cross = meta.cross is not None and bool(getattr(module, "is_cross", False))
@@ -78,6 +113,9 @@ def paged_attention(
         attend = attend_gathered
     attend(q, layer, meta, rule, scale, softcap, out, cross=cross)
     return out[None], None
+
+
+_window_rule = functools.cache(LayerRule)
 
 
 def _refuse_unsupported(

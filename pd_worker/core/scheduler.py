@@ -186,8 +186,9 @@ class Scheduler:
         self._step += 1
         output = SchedulerOutput(self._step, now)
         self.kv.begin_step()
-        late = DeadlineExceeded("the request's time is over: ask for less, or raise --request-timeout")
-        self._fail(self._requests.pop_late(now), late)
+        if late := self._requests.pop_late(now):
+            error = DeadlineExceeded("the request's time is over: ask for less, or raise --request-timeout")
+            self._fail(late, error)
         events, failed = self._item_stage.advance(self._running, now)
         self._events += events
         for state, refusal in failed:

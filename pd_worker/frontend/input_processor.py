@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -35,7 +36,7 @@ from triptych.pd_worker.frontend.wire import (
     resolve_pooling,
     template_from_proto,
 )
-from triptych.pd_worker.item_limits import ItemLimit, check_item_counts
+from triptych.pd_worker.item_limits import ItemLimit
 from triptych.protos import pd_pb2
 from triptych.protos.convert import sampling_from_proto
 
@@ -79,6 +80,7 @@ class InputProcessor:
             tokenizer if self._timestamps is None else TimelessDecoder(tokenizer, self._timestamps)
         )
         self._decoder = decoder
+        self._row_width = decoder.row_width
         self._defaults = defaults
         self._max_model_len = max_model_len
         self._encoder_cache_bytes = encoder_cache_bytes
@@ -91,7 +93,7 @@ class InputProcessor:
         resume = message.resume if message.HasField("resume") else None
         if message.HasField("pooling"):
             return self._pooled(message, arrival, plans, resume)
-        if not self._pooling.generates:
+        if self._pooling.task != "generate":
             raise InvalidRequest(
                 "this model generates nothing: use POST /v1/embeddings or /v1/rerank", param="model"
             )
@@ -257,7 +259,7 @@ class InputProcessor:
             raise InvalidRequest(f"salt must have at most {_MAX_SALT} characters", param="salt")
 
     def _check_plans(self, plans: Sequence[ItemPlan]) -> None:
-        cross, width = self._decoder.cross, self._decoder.row_width
+        cross, width = self._decoder.cross, self._row_width
         distinct: dict[str, ItemPlan] = {}
         for plan in plans:
             if plan.modality not in self._decoder.modalities:
@@ -325,3 +327,15 @@ class InputProcessor:
         vocab_size = self._decoder.geometry.vocab_size
         if token_ids and max(token_ids) >= vocab_size:
             raise InvalidRequest(f"{name} must be from 0 to {vocab_size - 1}", param=param)
+
+
+def check_item_counts(plans: Sequence[ItemPlan], limits: Mapping[str, ItemLimit]) -> None:
+    """InvalidRequest for more items of a modality than its limit."""
+    for modality, count in Counter(plan.modality for plan in plans).items():
+        limit = limits.get(modality)
+        if limit is not None and count > limit.count:
+            raise InvalidRequest(
+                f"{count} {modality}s are more than the {limit.count} that this server takes in a prompt; "
+                "send fewer",
+                param="messages",
+            )

@@ -14,9 +14,9 @@ from triptych.pd_worker.attention.metadata import (
     AttentionMetadata,
     CrossSpan,
     CrossTables,
+    PagedKVCache,
     PrefillSpan,
 )
-from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.core.outputs import ScheduledChunk
 from triptych.pd_worker.core.request import EngineRequest
 

@@ -12,7 +12,7 @@ from triptych.base.errors import ConfigError
 from triptych.base.machine.device import Device
 from triptych.models.base import DecoderSide
 from triptych.models.geometry import CrossGeometry, DecoderGeometry
-from triptych.pd_worker.attention.backends import backend_on
+from triptych.pd_worker.attention.attention import backend_on
 from triptych.pd_worker.core.admission import CrossLimits
 
 #: A quarter goes to recurrent states: of the memory left for states and KV cache (without --state-memory),

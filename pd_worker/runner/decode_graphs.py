@@ -11,8 +11,7 @@ import torch
 from triptych.base.machine.graphs import CapturedGraph, GraphBackend
 from triptych.base.progress.progress import each
 from triptych.models.base import DecoderSide
-from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossTables
-from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
+from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossTables, PagedKVCache
 from triptych.pd_worker.runner.batch import Batch
 from triptych.pd_worker.runner.decode_sizes import DecodeSize, smallest_fit
 

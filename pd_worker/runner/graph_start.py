@@ -12,8 +12,8 @@ from triptych.base.machine.device import DeviceMemory
 from triptych.base.machine.device_fault import check_device
 from triptych.base.machine.graphs import GraphBackend, graph_backend
 from triptych.models.base import DecoderSide
-from triptych.pd_worker.attention.backends import backend_on
-from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
+from triptych.pd_worker.attention.attention import backend_on
+from triptych.pd_worker.attention.metadata import PagedKVCache
 from triptych.pd_worker.runner.capacity import max_model_len
 from triptych.pd_worker.runner.decode_graphs import DecodeGraphs
 from triptych.pd_worker.runner.decode_sizes import DecodeSize, decode_sizes, shown

@@ -9,7 +9,7 @@ import torch
 
 from triptych.base.machine.device import Device
 from triptych.ec_connector.connectors.host_buffers import PinnedMemory
-from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
+from triptych.pd_worker.attention.metadata import PagedKVCache
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import BlockCopy
 
 #: Blocks that are gathered on the device at a time.

@@ -12,14 +12,14 @@ from triptych.base.machine.device import DeviceMemory
 from triptych.base.machine.resources import available_memory
 from triptych.models.base import DecoderSide
 from triptych.models.recurrent import RecurrentStates
-from triptych.pd_worker.attention.backends import backend_on, gathers
+from triptych.pd_worker.attention.attention import backend_on, gathers
 from triptych.pd_worker.attention.metadata import (
     AttentionMetadata,
     CrossSpan,
     CrossTables,
+    PagedKVCache,
     PrefillSpan,
 )
-from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
 from triptych.pd_worker.item_limits import max_embeddings, parse_item_limits
 from triptych.pd_worker.runner.capacity import (
     auto_states,

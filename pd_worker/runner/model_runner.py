@@ -16,7 +16,7 @@ from triptych.ec_connector.base import EncoderOutput
 from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin
 from triptych.models.base import DecoderSide
 from triptych.models.parallel.tensor_parallel import TensorParallel
-from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
+from triptych.pd_worker.attention.metadata import PagedKVCache
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, Projection, ScheduledChunk, SchedulerOutput
 from triptych.pd_worker.runner.batch import Batch, BatchBuilder, batch_digest
 from triptych.pd_worker.runner.decode_graphs import DecodeGraphs
@@ -200,7 +200,8 @@ class ModelRunner(ECConnectorModelRunnerMixin):
             output.non_finite = frozenset(i for i, chunk in enumerate(chunks) if id(chunk) in gone)
             logits, chosen = self._choose(hidden, batch, inputs)
             numbers = chosen.tolist()
-        pooled = add_chunks(ordered, hidden)
+        pools = any(chunk.state.request.pooling is not None for chunk in ordered)
+        pooled = add_chunks(ordered, hidden) if pools else {}
         if batch.sampling:
             if self._parallel is not None and self._parallel.rank:
                 return

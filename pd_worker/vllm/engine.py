@@ -27,7 +27,7 @@ from triptych.pd_worker.vllm.health import EngineHealth
 from triptych.pd_worker.vllm.http.client import VLLMClient
 from triptych.pd_worker.vllm.http.replies import EngineError
 from triptych.pd_worker.vllm.pooled import PooledCalls
-from triptych.pd_worker.vllm.run import BatchPlaces, EmbeddingRoom, RequestRun, RunPorts
+from triptych.pd_worker.vllm.run import BatchPlaces, EmbeddingRoom, PrefillShares, RequestRun, RunPorts
 
 
 class EngineMetrics:
@@ -57,9 +57,12 @@ class EngineMetrics:
     def lost(self) -> None:
         self._metrics.engine_losses.inc()
 
-    def show(self, *, running: int, waiting: int, reserved: int, up: bool, latencies: Latencies) -> None:
+    def show(
+        self, *, running: int, waiting: int, kv_usage: float, reserved: int, up: bool, latencies: Latencies
+    ) -> None:
         """The gauges now, and latencies since the last call."""
         metrics = self._metrics
+        metrics.kv_cache_usage.set(kv_usage)
         metrics.requests_running.set(running)
         metrics.requests_waiting.set(waiting)
         metrics.reserved_bytes.set(reserved)
@@ -119,12 +122,14 @@ class VLLMEngine:
         self._on_lost = on_lost
         self._outputs = OutputProcessor(max_model_len)
         self._room = EmbeddingRoom(config.embedding_memory)
+        self._prefills = PrefillShares()
         stream = StreamPorts(client, self._outputs, self._emit, health.note_progress, vocab_size)
         self._ports = RunPorts(
             stream,
             embeddings,
             self._room,
             BatchPlaces(config.max_num_seqs),
+            self._prefills,
             health.poll,
             metrics.looked_up,
             pooled,
@@ -190,6 +195,7 @@ class VLLMEngine:
         self._metrics.show(
             running=running,
             waiting=len(self._runs) - running,
+            kv_usage=self._health.kv_usage if running else 0.0,
             reserved=self._room.reserved,
             up=self._health.up,
             latencies=self._outputs.drain_latencies(),
@@ -208,6 +214,7 @@ class VLLMEngine:
 
     def _emit(self, events: list[EngineEvent]) -> None:
         self._metrics.count(events)
+        self._prefills.count(sum(len(event.token_ids) for event in events if isinstance(event, NewTokens)))
         self._emit_events(events)
 
     def _forget(self, key: RequestKey, task: asyncio.Task[None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -20,6 +21,8 @@ _SILENT_LOOKS = 3
 #: For the step by which a server shows that its engine moves.
 _PROBE_SECONDS = 30.0
 _LOG_SECONDS = 10.0
+#: Between two readings of the KV cache's usage: the server's page of metrics takes milliseconds to make.
+_KV_SECONDS = 3.0
 
 
 class EngineHealth:
@@ -32,6 +35,9 @@ class EngineHealth:
     def __init__(self, client: VLLMClient, stall_timeout: float) -> None:
         self.up = False
         self.info: EngineInfo | None = None
+        #: The fraction of its KV cache that was in use when requests were last seen at work in it.
+        self.kv_usage = 0.0
+        self._kv_read_at = -math.inf
         self._client = client
         self._stall_timeout = stall_timeout
         self._on_lost: Callable[[], None] = lambda: None
@@ -86,6 +92,9 @@ class EngineHealth:
                 await self._return()
             elif await self._stalled():
                 self._go(f"it has made no step for {self._stall_timeout:g} s")
+            elif self._working() and time.monotonic() >= self._kv_read_at + _KV_SECONDS:
+                self._kv_read_at = time.monotonic()
+                self.kv_usage = await self._client.kv_usage()
         except EngineUnreachable as error:
             self._silent += 1
             if not isinstance(error, EngineSilent) or self._silent >= _SILENT_LOOKS:

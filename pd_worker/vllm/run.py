@@ -6,8 +6,8 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from triptych.base.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError, Unavailable
@@ -67,6 +67,40 @@ class EmbeddingRoom:
     def _take(self, waiter: _Waiter) -> bool:
         # A cancelled wait leaves the queue here, should its task not have run since.
         return waiter.turn.done() or self._admission.reserve(waiter.request_id, waiter.sizes)
+
+
+class PrefillShares:
+    """The seconds in which vLLM prefills, shared out to the requests without a first token by their tokens.
+
+    Its own steps are not known: what it decodes meanwhile counts by the tokens that come, as in native steps.
+    """
+
+    def __init__(self) -> None:
+        self._states: list[RequestState] = []
+        self._decoded = 0
+        self._since = 0.0
+
+    def begin(self, state: RequestState, now: float) -> None:
+        """The request is at vLLM, and has no token of this call yet."""
+        self._share(now)
+        self._states.append(state)
+
+    def end(self, state: RequestState, now: float) -> None:
+        """It has its first token, or none will come. Idempotent."""
+        if state in self._states:
+            self._share(now)
+            self._states.remove(state)
+
+    def count(self, tokens: int) -> None:
+        """So many tokens have come."""
+        self._decoded += tokens
+
+    def _share(self, now: float) -> None:
+        seconds, self._since = now - self._since, now
+        decoded, self._decoded = self._decoded, 0
+        tokens = sum(state.num_prompt_tokens for state in self._states) + decoded
+        for state in self._states:
+            state.work_seconds += seconds * state.num_prompt_tokens / tokens
 
 
 class BatchPlaces:
@@ -135,6 +169,7 @@ class RunPorts:
     embeddings: Embeddings
     room: EmbeddingRoom
     places: BatchPlaces
+    prefills: PrefillShares
     alive: Callable[[], Awaitable[bool]]
     looked_up: Callable[[int, int], None]
     pooled: PooledCalls
@@ -261,21 +296,26 @@ class RequestRun:
         attempt = Attempt(
             state, self._ports.stream, self._on_first_token, replay=again and not self._retries.no_replay
         )
+        with self._at_work():
+            return await attempt.run()
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """The request is at work in vLLM."""
+        state, prefills = self._state, self._ports.prefills
         state.first_scheduled_at = state.first_scheduled_at or time.monotonic()
         self.streaming = True
+        prefills.begin(state, time.monotonic())
         try:
-            return await attempt.run()
+            yield
         finally:
+            prefills.end(state, time.monotonic())
             self.streaming = False
 
     async def _pool(self, body: JsonObject) -> tuple[FinishReason, RequestError | None]:
         state, ports = self._state, self._ports.stream
-        state.first_scheduled_at = state.first_scheduled_at or time.monotonic()
-        self.streaming = True
-        try:
+        with self._at_work():
             answer = await ports.client.pool(body)
-        finally:
-            self.streaming = False
         ports.progress()
         self._pooled = self._ports.pooled.result(self.request, answer)
         self._on_first_token()
@@ -297,6 +337,7 @@ class RequestRun:
     def _on_first_token(self) -> None:
         """vLLM has all embeddings: their room is free for others."""
         state, since = self._state, self._state.items_at or time.monotonic()
+        self._ports.prefills.end(state, time.monotonic())
         self._ports.room.release(state.request_id)
         for use in state.items:
             if not use.loaded:

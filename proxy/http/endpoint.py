@@ -238,10 +238,9 @@ class PostEndpoint(ABC, Generic[P]):
         return request
 
     async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
-        limit = f"the request body is above {format_size(self._max_body)}; {self.smaller}"
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self._max_body:
-            raise TooLarge(limit, param="body")
+            raise self._too_large()
         chunks, size = [], 0
         while True:
             message = await receive()
@@ -250,10 +249,14 @@ class PostEndpoint(ABC, Generic[P]):
             chunk = message.get("body", b"")
             size += len(chunk)
             if size > self._max_body:
-                raise TooLarge(limit, param="body")
+                raise self._too_large()
             chunks.append(chunk)
             if not message.get("more_body", False):
                 return b"".join(chunks)
+
+    def _too_large(self) -> TooLarge:
+        size = format_size(self._max_body)
+        return TooLarge(f"the request body is above {size}; {self.smaller}", param="body")
 
     async def _serve(self, request: P, receive: Receive, reply: HttpReply) -> None:
         """Answers while watching the client: when it disconnects or takes nothing, everything is cancelled.

@@ -206,7 +206,7 @@ class LiveData:
         self._feed: LiveFeed | None = None
         slo = Slo(config.page_ttft_slo, config.page_tpot_slo)
         self._names = WorkerNames(pool.workers)
-        self.calls = CallLog(GoodputWindow(slo), FailureLog(), self._model_name, self._names)
+        self.calls = CallLog(GoodputWindow(slo), FailureLog(), pool.model_called, self._names)
 
     def start(
         self,
@@ -252,11 +252,6 @@ class LiveData:
     async def stop(self) -> None:
         if self._feed is not None:
             await self._feed.stop()
-
-    def _model_name(self, name: str) -> str:
-        """The model that a call means: where it names none, the only one."""
-        models = [] if name else self._pool.models()
-        return name or (models[0] if models else "")
 
 
 class LiveEndpoints:

@@ -16,9 +16,10 @@ from triptych.proxy.encoders.loads import (
     ArrivedItems,
     Items,
     Outstanding,
+    PDWork,
+    PromptWork,
     WorkModel,
 )
-from triptych.proxy.pd.prompts import PDWork, PromptWork
 from triptych.proxy.pd.router import DEFAULT_SEQS
 from triptych.proxy.workers import KnownWorkers
 

@@ -109,7 +109,7 @@ PROCESSES = ("proxy", "encoder-0", "pd-0")
 #: What a request is only shown to, when it pleases: counted, and no carrier.
 WATCHING = ("proxy/live/", "proxy/requests/recorder.py")
 #: Files that run code for one request with an image, in all processes together.
-MAX_FILES = 150
+MAX_FILES = 132
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from triptych.base.machine.graphs import CapturedGraph, GraphBackend
 from triptych.models.fused import layers
-from triptych.pd_worker.attention import paged_kv_cache
+from triptych.pd_worker.attention import metadata
 
 #: Operators whose result, or its size, the host has to know: on CUDA they end a capture.
 _WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "repeat_interleave"}
@@ -55,7 +55,7 @@ class RecordingBackend(GraphBackend):
 def _without_kernels() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layers, "_rotates", lambda *args: False)
-        patch.setattr(paged_kv_cache, "fits", lambda *args: False)
+        patch.setattr(metadata, "fits", lambda *args: False)
         yield
 
 

@@ -7,8 +7,8 @@ import ctypes
 import torch
 
 from triptych.kernels.cpu_attention import WIDEST as WIDEST
-from triptych.kernels.cpu_attention import parallel_address
-from triptych.kernels.library import kernel_library, raise_for
+from triptych.kernels.cpu_attention import parallel_address, raise_for
+from triptych.kernels.library import kernel_library
 
 #: Outputs of one block of a weight.
 BLOCK = 64

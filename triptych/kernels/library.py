@@ -97,14 +97,6 @@ def kernel_library() -> ctypes.CDLL | None:
         return None
 
 
-def raise_for(code: int, kernel: str) -> None:
-    """Raises what a kernel's code means: 0 nothing, 1 MemoryError, any other ValueError."""
-    if code == 1:
-        raise MemoryError(f"no memory for the {kernel} kernel")
-    if code:
-        raise ValueError(f"sizes that the {kernel} kernel does not take")
-
-
 def _load() -> ctypes.CDLL:
     cache = _cache_folder()
     for folder in (INSTALLED, cache):

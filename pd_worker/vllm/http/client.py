@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import msgspec
 from triptych.base.types import JsonObject
 from triptych.pd_worker.vllm.http.call import EngineCall, body_of, probe_body
 from triptych.pd_worker.vllm.http.replies import (
+    EngineError,
     EngineGarbage,
     EngineSilent,
     EngineUnreachable,
@@ -64,6 +66,7 @@ MAX_REPLY_BYTES = 1 << 20
 MAX_METRICS_BYTES = 16 << 20
 #: What the engine's steps increase, in vLLM's metrics.
 _STEPS = b"vllm:iteration_tokens_total_count"
+_KV_USAGE = re.compile(rb"^vllm:kv_cache_usage_perc(?:\{.*\})? ([0-9.]+(?:e[+-]?[0-9]+)?)\s*$", re.MULTILINE)
 _DONE = b"[DONE]"
 
 
@@ -119,6 +122,15 @@ class VLLMClient:
         """A word that changes with every step of the engine; empty where the server keeps no metrics."""
         page = await self.metrics()
         return b"\n".join(line for line in page.split(b"\n") if line.startswith(_STEPS))
+
+    async def kv_usage(self) -> float:
+        """The fraction of the KV cache in use, a mean over its engines; 0 where the server tells none."""
+        try:
+            shares = [float(value) for value in _KV_USAGE.findall(await self.metrics())]
+        except EngineError:
+            return 0.0
+        known = [share for share in shares if 0 <= share <= 1]
+        return sum(known) / len(known) if known else 0.0
 
     @property
     def pools(self) -> bool:

@@ -219,7 +219,9 @@ def call_of(
         raise InvalidRequest("messages must hold at least one message", param="messages")
     check_parts(len(body.messages))
     messages = tuple(_message(index, item) for index, item in enumerate(body.messages))
-    tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+    tools = NO_TOOLS
+    if body.tools or body.tool_choice is not None:
+        tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     sampling = sampling_of(
         body,
         max_tokens=body.max_completion_tokens,

@@ -84,6 +84,21 @@ def build_checkpoint(family: str, folder: Path | None = None, *, variant: str = 
     return folder
 
 
+def edit_config(path: Path, name: str = "config.json", **changes: Any) -> Path:
+    """Changes fields of a file of the checkpoint; those that become None go."""
+    values = json.loads((path / name).read_text()) | changes
+    _write_json(path / name, {key: value for key, value in values.items() if value is not None})
+    return path
+
+
+def edit_text_config(path: Path, **changes: Any) -> Path:
+    """Changes fields of the decoder's part of the config."""
+    config = json.loads((path / "config.json").read_text())
+    (config.get("text_config") or config).update(changes)
+    _write_json(path / "config.json", config)
+    return path
+
+
 def _cache() -> Path:
     """One folder per state of this code and of the libraries that decide the content."""
     key = hashlib.sha256()

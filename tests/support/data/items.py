@@ -27,6 +27,11 @@ def make_plan(
     )
 
 
+def bare_plan(key: str, rows: int = 1, width: int = 1) -> ItemPlan:
+    """A plan of the namespace `n` whose mm_hash is the key itself."""
+    return ItemPlan(key, "n", "image", rows, width, "float32", rows)
+
+
 def make_body(plan: ItemPlan, seed: int = 0) -> bytes:
     """`plan.nbytes` random bytes."""
     assert plan.nbytes % DTYPE_BYTES[plan.dtype] == 0

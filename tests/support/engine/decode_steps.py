@@ -10,8 +10,7 @@ import torch
 
 from triptych.base.machine.graphs import GraphBackend
 from triptych.models.base import DecoderSide
-from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossTables
-from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
+from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossTables, PagedKVCache
 from triptych.pd_worker.runner.batch import Batch
 from triptych.pd_worker.runner.decode_graphs import DecodeGraphs
 from triptych.pd_worker.runner.decode_sizes import decode_sizes

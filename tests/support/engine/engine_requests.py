@@ -178,6 +178,15 @@ class ModellessEngine:
             limits, self.kv, self.items, cross, self.swap, overlap_prefill=self.overlap
         )
 
+    @property
+    def idle(self) -> bool:
+        return not self.scheduler.num_running + self.scheduler.num_waiting
+
+    def arrive(self, *features: MMFeature) -> None:
+        """Their embeddings are stored, and this worker is told so."""
+        publish(self.store, *features)
+        self.scheduler.mark_ready([feature.mm_hash for feature in features], self.now)
+
     def add(self, *requests: EngineRequest) -> None:
         for request in requests:
             self.scheduler.check(request)
@@ -283,7 +292,7 @@ class ModellessEngine:
     def run_out(self, limit: int = 400) -> list[SchedulerOutput]:
         """Steps until no request is left."""
         outputs = []
-        while self.scheduler.num_running or self.scheduler.num_waiting:
+        while not self.idle:
             outputs.append(self.step())
             assert len(outputs) < limit, "no progress"
         return outputs
@@ -302,11 +311,12 @@ class ModellessEngine:
         assert not list(self.items.table)
 
 
-#: The fixture `make`: an engine without a model over an empty store, with these options.
+#: The fixture `make`: an engine without a model over an empty store, with these options. Those that have
+#: answered all requests have to be at rest when the test ends.
 Make = Callable[..., ModellessEngine]
 
 
-def publish(store: dict[str, EncoderOutput], *features: MMFeature) -> None:
+def publish(store: MemoryStore, *features: MMFeature) -> None:
     """Puts made-up rows of these items into an in-process store."""
     for feature in features:
         plan = feature.plan

@@ -172,10 +172,6 @@ class TightEngine(ModellessEngine):
             # All of it again at most once, when it starts.
             assert self.early[state.request_id] <= state.num_prompt_tokens
 
-    @property
-    def idle(self) -> bool:
-        return not self.scheduler.num_running + self.scheduler.num_waiting
-
     def assert_at_rest(self) -> None:
         super().assert_at_rest()
         self.step()

@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from PIL import Image
@@ -14,7 +14,7 @@ from PIL import Image
 from support.fakes.fake_connector import RecordingWorker, fake_transfer
 from triptych.base.cpu.step_pacer import StepPacer
 from triptych.base.types import ItemPlan
-from triptych.ec_connector.connectors.memory import OutputCache
+from triptych.ec_connector.base import OutputCache
 from triptych.encoder_worker.engine import BatchDone, EncoderEngine, EngineEvent, TowerItem
 from triptych.models.base import EncoderSide, PreparedItem
 
@@ -77,8 +77,12 @@ class Bench:
         assert isinstance(saver, RecordingWorker)
         self.saver = saver
 
-    def start(self) -> None:
+    def __enter__(self) -> Self:
         self.engine.start(self.events.put)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.engine.stop()
 
     def encode(self, batch: Sequence[TowerItem]) -> None:
         """The batch's end is among the events."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -106,6 +107,8 @@ class Jobs:
 
     def __init__(self, bounds: JobBounds | None = None, *, tower_credit: int = 4) -> None:
         self.keeper = FakeKeeper()
+        #: The events of the streams of each item.
+        self.events: defaultdict[str, list[JobEvent]] = defaultdict(list)
         self.metrics = EncoderMetrics(MODEL)
         self.job_metrics = JobMetrics(self.metrics, MODEL)
         self.changed = asyncio.Event()
@@ -117,10 +120,11 @@ class Jobs:
             bounds or JobBounds(100), self.scheduler, keeper, self.job_metrics, self.changed
         )
 
-    def waiter(self, key: str, events: list[JobEvent], **changes: object) -> Waiter:
-        """A stream that waits for the item, its events in `events`; without `JobStreams`."""
+    def waiter(self, key: str, events: list[JobEvent] | None = None, **changes: object) -> Waiter:
+        """A stream that waits for the item, its events in `events` or the item's; without `JobStreams`."""
         job = self.table.open(spec(key, **changes))
-        waiter = Waiter(spec(key, **changes), job, time.monotonic() + 9, events.append)
+        heard = self.events[key] if events is None else events
+        waiter = Waiter(spec(key, **changes), job, time.monotonic() + 9, heard.append)
         job.waiters.append(waiter)
         return waiter
 

@@ -10,9 +10,11 @@ from typing import Any
 import msgspec
 
 from triptych.base.config import ProxyConfig
+from triptych.proxy.live.calls import CallRecord
 from triptych.proxy.live.objects import ClusterHistory, ClusterSnapshot, RequestRow
 from triptych.proxy.quotas.quota import Quota
 from triptych.proxy.quotas.table import quota_specs
+from triptych.proxy.requests.recorder import RequestTimeline
 
 _FILE = Path(__file__).parents[2] / "unit" / "proxy" / "live" / "example_cluster.json"
 EXAMPLE = json.loads(_FILE.read_text())
@@ -43,3 +45,10 @@ class CountingView:
     def history(self) -> ClusterHistory:
         self.histories += 1
         return msgspec.convert(EXAMPLE["history"], ClusterHistory)
+
+
+def call_record(started: float, ended: float | None, timeline: RequestTimeline, **changes: Any) -> CallRecord:
+    """The record of a call of one choice."""
+    fields = {"label": "mine", "tenant": "", "model": "model", "started_at": 0.0, "choices": 1}
+    fields |= {"prompt_tokens": 7, "completion_tokens": 3, "status": None if ended is None else 200}
+    return CallRecord(started=started, ended=ended, timeline=timeline, **{**fields, **changes})

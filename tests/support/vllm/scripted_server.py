@@ -134,6 +134,8 @@ class ScriptedServer:
         self.max_model_len = 512
         self.key = ""
         self.steps = 0
+        #: Shares of the KV caches of its engines.
+        self.kv_usage: tuple[float, ...] = ()
         self.host = "127.0.0.1"
         self._called = asyncio.Event()
         self._runner: web.AppRunner | None = None
@@ -212,7 +214,10 @@ class ScriptedServer:
         return web.json_response({"object": "list", "data": [card]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(text=f'vllm:iteration_tokens_total_count{{engine="0"}} {self.steps}\n')
+        lines = [f'vllm:iteration_tokens_total_count{{engine="0"}} {self.steps}']
+        for engine, share in enumerate(self.kv_usage):
+            lines.append(f'vllm:kv_cache_usage_perc{{engine="{engine}",model_name="a}} b"}} {share}')
+        return web.Response(text="\n".join(lines) + "\n")
 
 
 @asynccontextmanager

@@ -71,15 +71,13 @@ def test_there_is_a_worker_for_every_five_that_wait() -> None:
     assert max(sizes[:40]) == sizes[300] == 3 and sizes[-1] == 1
 
 
-def follow_concurrency(
-    items: Callable[[int], int], seconds: int, workers: int = 1, ready_after: int = 0
-) -> list[int]:
+def follow_concurrency(items: Callable[[int], int], seconds: int) -> list[int]:
     """The desired pods of every second for `items` at that second, where a pod may have 8."""
-    scaler, sizes = Concurrency(0, 50), []
+    scaler, sizes, pods = Concurrency(0, 50), [], 1
     for now in range(seconds):
-        busy = {f"e{index}": 0.0 for index in range(workers)}
-        workers = scaler.desired(PoolView(now, 0, busy, items(now), items(now)))
-        sizes.append(workers)
+        busy = {f"e{index}": 0.0 for index in range(pods)}
+        pods = scaler.desired(PoolView(now, 0, busy, items(now), items(now)))
+        sizes.append(pods)
     return sizes
 
 
@@ -157,7 +155,7 @@ def test_the_product_asks_for_the_pd_workers_that_long_prompts_of_few_requests_f
     load = replace(PICTURE, images=((0, 1.0),), text_tokens=100, text_quantiles=(), output_tokens=2)
     times, plans = arrival_times(Arrivals(rate=2.5), 200, 0), plan_requests(load, 200, 0)
     simulate(plans, times, on_devices(0, 1), costs, MODEL, comparison.LIMITS, controllers=[pool])
-    assert max(pool.history.sizes[:40]) == 4
+    assert max(moment.desired for moment in pool.history.moments[:40]) == 4
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])

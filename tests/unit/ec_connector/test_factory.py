@@ -80,13 +80,6 @@ def test_metadata_survives_msgpack() -> None:
     assert TransferMetadata.from_bytes(metadata.to_bytes()) == metadata
 
 
-def test_two_metadata_share_no_state() -> None:
-    one, two = TransferMetadata(1), TransferMetadata(2)
-    assert one.fetches == two.fetches == ()
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        one.step = 3  # type: ignore[misc]
-
-
 def test_metadata_of_another_layout_is_refused() -> None:
     with pytest.raises(ValueError):
         TransferMetadata.from_bytes(b"\x95\x09\x01\x90\x90\x90")

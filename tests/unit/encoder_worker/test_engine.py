@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from support.fakes.encoder_engine import FAILING, Bench, SlowTower, Tower, item
-from support.fakes.fake_connector import SlowWorker
 from support.fakes.fake_cuda import fake_cuda
 from triptych.base.cpu.step_pacer import StepPacer
 from triptych.base.engine_beat import BusyClock
@@ -26,10 +25,8 @@ from triptych.models.base import PreparedItem
 
 @pytest.fixture
 def b() -> Iterator[Bench]:
-    bench = Bench()
-    bench.start()
-    yield bench
-    bench.engine.stop()
+    with Bench() as bench:
+        yield bench
 
 
 def test_the_engines_thread_selects_its_gpu_before_it_encodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,13 +40,9 @@ def test_the_engines_thread_selects_its_gpu_before_it_encodes(monkeypatch: pytes
             selected.append(cuda.here)
             return super().encode(items)
 
-    bench = Bench(OnGpu())
-    bench.start()
-    try:
+    with Bench(OnGpu()) as bench:
         bench.encode([item("a")])
         bench.take(2)
-    finally:
-        bench.engine.stop()
     assert selected == ["cuda:1"]
 
 
@@ -86,12 +79,9 @@ def test_the_tower_is_busy_in_its_batches_and_not_while_it_waits_for_its_turn() 
 
     bench = Bench(Working(), pacer=Waiting())
     bench.engine.beat.busy = clock = BusyClock(lambda: seconds)
-    bench.start()
-    try:
+    with bench:
         bench.encode([item("a")])
         bench.take(3)
-    finally:
-        bench.engine.stop()
     assert clock.share() == pytest.approx(0.4)
 
 
@@ -104,14 +94,10 @@ def test_each_batch_has_a_thread_that_ends_with_it() -> None:
             assert torch.is_inference_mode_enabled()
             return super().encode(items)
 
-    bench = Bench(Noting(), thread_per_batch=True)
-    bench.start()
-    try:
+    with Bench(Noting(), thread_per_batch=True) as bench:
         for key in ("a", "b"):
             bench.encode([item(key)])
             assert {type(event) for event in bench.take(3)} == {Encoded, Saved, BatchDone}
-    finally:
-        bench.engine.stop()
     assert len(set(seen)) == 2
     assert not any(thread.is_alive() for thread in seen)
 
@@ -132,15 +118,11 @@ class _Turns(StepPacer):
 @pytest.mark.parametrize("value", [1.0, FAILING])
 def test_a_tower_leaves_its_cores_to_others_as_soon_as_a_batch_has_ended_or_failed(value: float) -> None:
     pacer = _Turns()
-    bench = Bench(pacer=pacer)
-    bench.start()
-    try:
+    with Bench(pacer=pacer) as bench:
         bench.encode([item("a", value=value)])
         while not isinstance(bench.take(1)[0], BatchDone):
             pass
         assert pacer.told == ["begin", "rest"]
-    finally:
-        bench.engine.stop()
 
 
 def test_a_batch_is_one_call_and_every_item_is_saved(b: Bench) -> None:
@@ -157,7 +139,6 @@ def test_the_seconds_of_a_batch_are_its_items_work_by_their_sizes(b: Bench) -> N
     b.encode([item("c")])
     b.take(3)
     kept = b.outputs.get("c")
-    assert kept is not None
     small, large = (
         replace(one, plan=replace(one.plan, grid_thw=grid))
         for one, grid in ((item("a"), (1, 1, 2)), (item("b"), (1, 2, 3)))
@@ -193,7 +174,6 @@ def test_rows_with_nan_or_infinity_fail_their_item_and_are_not_saved(b: Bench, b
 def test_rows_that_do_not_fit_the_plan_are_an_error(b: Bench) -> None:
     b.encode([item("a", rows=3)])
     encoded, _ = b.take(2)
-    assert isinstance(encoded, Encoded)
     assert isinstance(encoded.error, InternalError)
     assert b.saver.saves == []
 
@@ -201,7 +181,6 @@ def test_rows_that_do_not_fit_the_plan_are_an_error(b: Bench) -> None:
 def test_what_nobody_waits_for_is_kept_but_not_saved(b: Bench) -> None:
     b.encode([item("a", needed=False)])
     encoded, _ = b.take(2)
-    assert isinstance(encoded, Encoded)
     assert not encoded.saving
     assert b.saver.saves == []
     assert b.outputs.get("a") is not None
@@ -225,28 +204,22 @@ def test_a_save_that_does_not_land_is_reported_and_may_be_repeated(b: Bench) -> 
     unsaved = {e.mm_hash: e.reason for e in b.take(5) if isinstance(e, Unsaved)}
     assert unsaved == {"a": "no room", "b": "RuntimeError"}
     b.saver.refused = set()
-    kept = b.outputs.get("a")
-    assert kept is not None
-    b.engine.save(kept)
+    b.engine.save(b.outputs.get("a"))
     assert b.take(1) == [Saved("a")]
 
 
 def test_a_save_that_lands_is_told_while_the_next_batch_is_in_the_tower() -> None:
     tower = SlowTower()
-    bench = Bench(tower, "Slow")
-    saver = bench.saver
-    assert isinstance(saver, SlowWorker)
-    bench.start()
-    try:
+    with Bench(tower, "Slow") as bench:
         bench.encode([item("a")])
         bench.take(2)
         bench.encode([item("b")])
-        assert tower.in_second.wait(30)
-        saver.land("a")
-        assert bench.take(1) == [Saved("a")]
-    finally:
-        tower.let_go.set()
-        bench.engine.stop()
+        try:
+            assert tower.in_second.wait(30)
+            bench.saver.land("a")  # type: ignore[attr-defined]
+            assert bench.take(1) == [Saved("a")]
+        finally:
+            tower.let_go.set()
 
 
 class Panic(BaseException):
@@ -277,10 +250,10 @@ def test_a_lost_device_ends_the_engine_and_answers_nobody(thread_per_batch: bool
 def _dies(tower: Tower, *, thread_per_batch: bool) -> Bench:
     bench, dead = Bench(tower, thread_per_batch=thread_per_batch), threading.Event()
     bench.engine.beat.on_death(dead.set)
-    bench.start()
-    bench.encode([item("a"), item("b")])
-    assert dead.wait(30)
-    assert bench.engine.beat.dead
+    with bench:
+        bench.encode([item("a"), item("b")])
+        assert dead.wait(30)
+        assert bench.engine.beat.dead
     return bench
 
 

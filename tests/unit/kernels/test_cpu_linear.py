@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from triptych.kernels import cpu_heads
+from triptych.kernels import cpu_attention
 from triptych.kernels import cpu_linear as kernel
 from triptych.kernels.library import kernel_library
 from triptych.models.weights import prepack
@@ -149,7 +149,7 @@ def test_a_layout_that_is_not_known_is_left_to_onednn(monkeypatch: pytest.Monkey
     assert not PrepackedLinear(layer(outs=96)).takes(draw(1, 256))
 
 
-SETS = range(cpu_heads.WIDEST + 1)
+SETS = range(cpu_attention.WIDEST + 1)
 
 
 def among_nan_heads(x: torch.Tensor) -> torch.Tensor:
@@ -178,7 +178,7 @@ def test_every_instruction_set_rotates_heads_and_nothing_beside_them(sizes, dtyp
     x, norm = draw(*sizes, dtype=dtype), draw(heads, dim, dtype=dtype, seed=1) if normed else None
     cos, sin = draw(2, tokens, 1, dim, dtype=dtype, seed=2)
     found = among_nan_heads(x)
-    cpu_heads.rotate(found, cos, sin, norm, EPSILON, instructions=instructions)
+    cpu_attention.rotate(found, cos, sin, norm, EPSILON, instructions=instructions)
     error = 1e-5 if dtype == torch.float32 else 1e-2
     torch.testing.assert_close(found.float(), expected(x, cos, sin, norm), atol=error, rtol=error)
     assert found._base is not None and int(found._base.isnan().sum()) == 6 * tokens
@@ -192,7 +192,7 @@ def test_huge_heads_overflow_as_torchs_do_and_nan_stays_in_its_head(instructions
     cos, sin = draw(2, 2, 1, 32, dtype=torch.float32, seed=2)
     for weight in (norm, None):
         found = x.clone()
-        cpu_heads.rotate(found, cos, sin, weight, EPSILON, instructions=instructions)
+        cpu_attention.rotate(found, cos, sin, weight, EPSILON, instructions=instructions)
         torch.testing.assert_close(found, expected(x, cos, sin, weight), equal_nan=True)
 
 
@@ -206,8 +206,8 @@ def test_threads_change_no_number_and_write_all_tokens(threads: int) -> None:
     try:
         for count, out, cache in ((1, alone, caches[0]), (threads, together, caches[1])):
             torch.set_num_threads(count)
-            cpu_heads.rotate(out, cos, sin)
-            cpu_heads.write_cache(cache[0], cache[1], slots, x, x + 1)
+            cpu_attention.rotate(out, cos, sin)
+            cpu_attention.write_cache(cache[0], cache[1], slots, x, x + 1)
     finally:
         torch.set_num_threads(before)
     assert torch.equal(alone, together) and torch.equal(caches[0], caches[1])
@@ -222,7 +222,7 @@ def test_keys_and_values_of_other_widths_are_written_to_their_slots_alone(dtype:
         draw(2, 3, 5, dtype=dtype, seed=1).transpose(0, 1),
     )
     slots = torch.tensor([7, 0, 4])
-    cpu_heads.write_cache(keys, values, slots, key, value)
+    cpu_attention.write_cache(keys, values, slots, key, value)
     assert torch.equal(keys[:, slots], key.transpose(0, 1)) and torch.equal(
         values[:, slots], value.transpose(0, 1)
     )
@@ -234,14 +234,14 @@ def test_keys_and_values_of_other_widths_are_written_to_their_slots_alone(dtype:
 def test_a_slot_outside_of_the_cache_is_an_error_and_nothing_is_written(slot: int) -> None:
     rows, new = torch.zeros(2, 9, 4), torch.ones(2, 2, 4)
     with pytest.raises(IndexError, match="outside of the cache's 9"):
-        cpu_heads.write_cache(rows, rows.clone(), torch.tensor([1, slot]), new, new)
+        cpu_attention.write_cache(rows, rows.clone(), torch.tensor([1, slot]), new, new)
     assert not rows.any()
 
 
 def test_an_odd_width_is_refused_and_what_does_not_fit_is_known() -> None:
     with pytest.raises(ValueError, match="does not take"):
-        cpu_heads.rotate(torch.zeros(1, 1, 3), torch.zeros(1, 1, 3), torch.zeros(1, 1, 3))
+        cpu_attention.rotate(torch.zeros(1, 1, 3), torch.zeros(1, 1, 3), torch.zeros(1, 1, 3))
     rows, new = torch.zeros(2, 9, 4), torch.ones(3, 2, 4)
-    assert cpu_heads.fits(rows, new)
+    assert cpu_attention.fits(rows, new)
     for other in (new.bfloat16(), torch.ones(3, 1, 4), torch.ones(3, 2, 5), torch.ones(3, 2, 8)[..., ::2]):
-        assert not cpu_heads.fits(rows, other)
+        assert not cpu_attention.fits(rows, other)

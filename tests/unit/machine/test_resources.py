@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from support.clock import Clock
 from triptych.base.engine_beat import BUSY_SECONDS, BusyClock
 from triptych.base.machine import resources as machine
 from triptych.base.machine.gpu_load import gpu_reader, read_gpu
@@ -198,55 +199,45 @@ def test_memory_is_what_the_tightest_limit_on_the_way_up_leaves(tmp_path: Path):
     assert available_memory(tmp_path) == 0
 
 
-class Now:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.seconds = 100.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
-def worked(clock: BusyClock, now: Now, seconds: float) -> None:
-    with clock.working(True):
-        now.seconds += seconds
+def worked(busy: BusyClock, clock: Clock, seconds: float) -> None:
+    with busy.working(True):
+        clock.now += seconds
 
 
 def test_an_engine_that_never_rests_is_wholly_busy_in_the_middle_of_a_step_too() -> None:
-    now = Now()
-    clock = BusyClock(now)
+    clock = Clock(100.0)
+    busy = BusyClock(clock)
     for _ in range(20):
-        worked(clock, now, 1.0)
-        assert clock.share() == 1.0
-    with clock.working(True):
-        now.seconds += 3.0
-        assert clock.share() == 1.0
+        worked(busy, clock, 1.0)
+        assert busy.share() == 1.0
+    with busy.working(True):
+        clock.now += 3.0
+        assert busy.share() == 1.0
 
 
 def test_waits_inside_of_the_work_are_no_work() -> None:
-    now = Now()
-    clock = BusyClock(now)
-    with clock.working(True):
-        now.seconds += 1.0
-        with clock.working(False):
-            now.seconds += 3.0
-    assert clock.share() == pytest.approx(0.25)
-    with clock.working(False):
-        now.seconds += 4.0
-    assert clock.share() == pytest.approx(0.125)
+    clock = Clock(100.0)
+    busy = BusyClock(clock)
+    with busy.working(True):
+        clock.now += 1.0
+        with busy.working(False):
+            clock.now += 3.0
+    assert busy.share() == pytest.approx(0.25)
+    with busy.working(False):
+        clock.now += 4.0
+    assert busy.share() == pytest.approx(0.125)
 
 
 def test_the_share_is_of_the_last_seconds_alone() -> None:
-    now = Now()
-    clock = BusyClock(now)
+    clock = Clock(100.0)
+    busy = BusyClock(clock)
     for _ in range(int(BUSY_SECONDS)):
-        worked(clock, now, 1.0)
-        clock.share()
+        worked(busy, clock, 1.0)
+        busy.share()
     for second in range(int(BUSY_SECONDS)):
-        now.seconds += 1.0
-        assert clock.share() == pytest.approx(1.0 - (second + 1) / BUSY_SECONDS)
-    assert clock.share() == 0.0
+        clock.now += 1.0
+        assert busy.share() == pytest.approx(1.0 - (second + 1) / BUSY_SECONDS)
+    assert busy.share() == 0.0
 
 
 def test_a_report_is_read_as_it_was_written_and_anything_else_is_none() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -14,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from support.data.checkpoints import build_checkpoint
+from support.data.checkpoints import build_checkpoint, edit_text_config
 from triptych.models import identity
 from triptych.models.identity import model_identity
 
@@ -67,19 +66,13 @@ def _tokenizer(path: Path) -> None:
     (path / "tokenizer.json").write_text(text.replace("<|im_end|>", "<|im_done|>"))
 
 
-def _config(path: Path) -> None:
-    config = json.loads((path / "config.json").read_text())
-    config["text_config"]["rms_norm_eps"] = 1e-5
-    (path / "config.json").write_text(json.dumps(config))
-
-
 @pytest.mark.parametrize(
     "change",
     [
         lambda path: change_weight(path, "model.visual.blocks.0.mlp.linear_fc1.weight", -1),
         lambda path: change_weight(path, "lm_head.weight", 0),
         _tokenizer,
-        _config,
+        lambda path: edit_text_config(path, rms_norm_eps=1e-5),
     ],
     ids=["a tower's last weight", "a text's first weight", "tokenizer", "config"],
 )

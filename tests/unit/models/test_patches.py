@@ -41,7 +41,6 @@ def photo(width: int, height: int) -> Image.Image:
 def test_values_equal_the_processors_cast_to_the_towers_dtype(settings, dtype):
     processor = Qwen2VLImageProcessorPil(**settings)
     recipe = PatchRecipe.of(processor)
-    assert recipe is not None
     for size in ((640, 480), (480, 1000), (48, 31), (900, 20), (2, 300), (701, 333)):
         picture = photo(*size)
         expected = processor(images=[picture], return_tensors="pt")
@@ -54,7 +53,6 @@ def test_values_equal_the_processors_cast_to_the_towers_dtype(settings, dtype):
 def test_limits_of_a_request_hold() -> None:
     processor = Qwen2VLImageProcessorPil()
     recipe = PatchRecipe.of(processor)
-    assert recipe is not None
     limits = {"shortest_edge": 3136, "longest_edge": 10_000}
     expected = processor(images=[photo(640, 480)], return_tensors="pt", size=limits)
     levels, _ = recipe.levels(photo(640, 480), limits)
@@ -63,7 +61,6 @@ def test_limits_of_a_request_hold() -> None:
 
 def test_a_shape_that_the_processor_refuses_is_refused() -> None:
     recipe = PatchRecipe.of(Qwen2VLImageProcessorPil())
-    assert recipe is not None
     with pytest.raises(InvalidRequest, match="aspect ratio") as refused:
         recipe.levels(photo(402, 2))
     assert refused.value.param == "image"

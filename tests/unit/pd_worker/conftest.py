@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,16 @@ from support.engine.engine_requests import STORE, Make, ModellessEngine
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """An engine without a model over an empty store."""
+    """Engines without a model over an empty store: one that has answered all its requests holds nothing."""
+    engines: list[ModellessEngine] = []
+
+    def made(**options: Any) -> ModellessEngine:
+        engines.append(ModellessEngine(STORE, **options))
+        return engines[-1]
+
     STORE.clear()
-    yield lambda **options: ModellessEngine(STORE, **options)
+    yield made
     STORE.clear()
+    for engine in engines:
+        if engine.idle:
+            engine.assert_at_rest()

@@ -10,7 +10,8 @@ import pytest
 
 from support.data.items import make_plan
 from triptych.base.errors import ConfigError, InvalidRequest
-from triptych.pd_worker.item_limits import ItemLimit, check_item_counts, max_embeddings, parse_item_limits
+from triptych.pd_worker.frontend.input_processor import check_item_counts
+from triptych.pd_worker.item_limits import ItemLimit, max_embeddings, parse_item_limits
 
 
 def test_the_flag_takes_vllms_two_forms() -> None:

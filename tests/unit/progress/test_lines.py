@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from support.clock import Clock
 from triptych.base.progress.progress import BYTES, Progress, StepState
 from triptych.base.progress.renderers import (
     MAX_BYTES,
@@ -25,19 +26,11 @@ from triptych.base.progress.screen import CLEAR, can_draw
 from triptych.base.progress.tasks import amount, duration, line
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Log:
     """The lines of a renderer under a clock that a test moves."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock = Clock(1000.0)
         self.lines: list[str] = []
         self.renderer = LineRenderer(self.lines.append, self.clock)
 

@@ -14,8 +14,7 @@ from transformers import AttentionInterface, PreTrainedConfig
 from transformers.activations import SiLUActivation
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from triptych.kernels.cpu_attention import takes
-from triptych.kernels.cpu_heads import rotate
+from triptych.kernels.cpu_attention import rotate, takes
 from triptych.kernels.cpu_linear import BLOCK
 from triptych.models.fused.merged import merge, whole
 from triptych.models.weights.prepack import PrepackedLinear

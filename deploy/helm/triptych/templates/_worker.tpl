@@ -70,8 +70,12 @@ spec:
             - {{ $p.device }}
             {{- end }}
             {{- if and (gt $ranks 1) (not $vllm) }}
-            - {{ ternary "--encoder-data-parallel" "--tensor-parallel" (eq .component "encoder") }}
+            {{- range $kind, $flag := dict "encoder" "--encoder-data-parallel" "pd" "--tensor-parallel" }}
+            {{- if has $.component (list $kind "colocated") }}
+            - {{ $flag }}
             - {{ $ranks | quote }}
+            {{- end }}
+            {{- end }}
             {{- end }}
             {{- with include "triptych.modelName" . }}
             - --served-model-name
@@ -116,9 +120,9 @@ spec:
           emptyDir: {medium: Memory, sizeLimit: {{ include "triptych.shmSize" . }}}
 {{- end }}
 
-{{/* The ranks of one worker: processes of one pod. A replica has one, whatever `pd` says. */}}
+{{/* The ranks of one worker: processes of one pod. Both sides of a replica have as many. */}}
 {{- define "triptych.ranks" -}}
-{{- if eq .component "encoder" }}{{ .spec.dataParallel }}{{ else if eq .component "pd" }}{{ .spec.tensorParallel }}{{ else }}1{{ end -}}
+{{- if eq .component "encoder" }}{{ .spec.dataParallel }}{{ else }}{{ .spec.tensorParallel }}{{ end -}}
 {{- end }}
 
 {{/* The size of /dev/shm. NCCL keeps its buffers between ranks there: 64 MiB are too few for it. */}}

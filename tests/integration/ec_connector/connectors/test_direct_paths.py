@@ -26,7 +26,7 @@ from support.engine.direct_pair import LIMIT, NOWHERE, Pair, entry, opened
 from support.engine.transfers import mute_server, wait_for
 from triptych.base.config.tls import TlsFiles
 from triptych.base.types import EmbeddingSource, ItemPlan
-from triptych.ec_connector.connectors import direct_loads, output_server
+from triptych.ec_connector.connectors import direct_path, output_server
 from triptych.ec_connector.connectors.redis import StoreSaves
 from triptych.store import codec, sockets
 from triptych.store.bulk import SaveResult
@@ -84,7 +84,7 @@ def test_a_small_embedding_is_one_reply_on_a_connection_that_is_kept(pair, monke
 def test_a_socket_of_another_user_is_not_read_from(pair, monkeypatch, rows):
     item = entry(make_plan("theirs", rows=rows, width=1024))
     source = pair.offer(item)
-    for module in (sockets, direct_loads):
+    for module in (sockets, direct_path):
         monkeypatch.setattr(module, "same_user", lambda _: False)
     assert pair.fetch(item.plan, source).paths == {item.plan.mm_hash: "peer"}
 

@@ -84,6 +84,35 @@ async def test_the_worker_is_busy_while_the_server_computes_a_request(server, se
     assert clock.share() == 0.5
 
 
+async def test_the_worker_reports_the_servers_kv_cache_and_the_seconds_of_prompts(server, served):
+    server.kv_usage, server.scripts = (0.25, 0.75), [hangs(1)]
+    await served.client.submit(served.client.message("r1", "hello", **SAMPLING))
+    await served.client.until("r1", tokens=1)
+    assert not served.worker.engine._prefills._states, "its prompt is done"
+    async with asyncio.timeout(20):
+        while not served.worker._load().kv_usage:
+            await asyncio.sleep(0.01)
+    assert served.worker._load().kv_usage == 0.5
+    await served.client.submit(served.client.message("r2", "hello", **SAMPLING))
+    finished = await served.client.until("r2")
+    assert 0 < finished.finished.work_seconds <= finished.finished.prefill_seconds
+    served.worker.engine.cancel(["r1"], served.client.proxy_id)
+    await served.settled()
+    assert served.worker._load().kv_usage == 0.0
+
+
+@pytest.mark.parametrize("shares", [(), (float("nan"),), (-1.0, 7.0)])
+async def test_a_server_that_tells_no_share_of_its_kv_cache_is_said_to_use_none(server, shares):
+    server.kv_usage = shares
+    client = VLLMClient(server.url)
+    try:
+        assert await client.kv_usage() == 0.0
+        await server.stop()
+        assert await client.kv_usage() == 0.0
+    finally:
+        await client.close()
+
+
 async def test_the_servers_own_metrics_are_read_from_another_thread(server):
     client = VLLMClient(server.url)
     server.steps = 7

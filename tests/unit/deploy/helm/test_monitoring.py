@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,43 +20,7 @@ FOLDER = Path(__file__).parents[4] / "deploy" / "helm" / "triptych" / "files" / 
 NAMES = ("overview", "encoder-pool", "pd", "store")
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
-    """One PromQL expression and the legend of its series."""
-
-    expr: str
-    legend: str
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """A graph, or the newest number alone. `unit` is Grafana's name of it."""
-
-    title: str
-    unit: str
-    queries: tuple[Query, ...]
-    help: str
-
-
-@dataclass(frozen=True, slots=True)
-class Dashboard:
-    """A dashboard: what its file holds, and its panels without the headings."""
-
-    name: str
-    document: dict[str, Any]
-
-    @property
-    def panels(self) -> tuple[Panel, ...]:
-        """All panels, in order."""
-        return tuple(_panel(one) for one in self.document["panels"] if one["type"] != "row")
-
-
-def _panel(shown: dict[str, Any]) -> Panel:
-    queries = tuple(Query(target["expr"], target["legendFormat"]) for target in shown["targets"])
-    return Panel(shown["title"], shown["fieldConfig"]["defaults"]["unit"], queries, shown["description"])
-
-
-DASHBOARDS = tuple(Dashboard(name, json.loads((FOLDER / f"{name}.json").read_text())) for name in NAMES)
+DASHBOARDS = {name: json.loads((FOLDER / f"{name}.json").read_text()) for name in NAMES}
 
 
 _AGGREGATIONS = {"sum", "max", "min", "avg", "count", "by", "without"}
@@ -132,29 +95,23 @@ def test_the_chart_makes_a_prometheus_rule_of_them_as_they_are():
     assert made["spec"] == yaml.safe_load(FILE.read_text())
 
 
-EACH_DASHBOARD = pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
-
-
-@EACH_DASHBOARD
-def test_queries_ask_for_series_and_labels_that_exist(dashboard: Dashboard):
+@pytest.mark.parametrize("name", NAMES)
+def test_queries_ask_for_series_and_labels_that_exist(name: str):
     labels = {name: set(metric.labels) for metric in documented() for name in metric.series} | OTHERS
-    for panel in dashboard.panels:
-        for query in panel.queries:
-            assert metric_names(query.expr) <= labels.keys(), query.expr
-            for name, asked in selectors(query.expr):
-                assert asked <= labels[name] | {"namespace", "pod"}, (panel.title, query.expr)
-                assert "namespace" in asked, (panel.title, query.expr)
-                assert ("model_name" in asked) == ("model_name" in labels[name]), (panel.title, query.expr)
+    panels = [panel for panel in DASHBOARDS[name]["panels"] if panel["type"] != "row"]
+    for query in (target["expr"] for panel in panels for target in panel["targets"]):
+        assert metric_names(query) <= labels.keys(), query
+        for series, asked in selectors(query):
+            assert asked <= labels[series] | {"namespace", "pod"}, query
+            assert "namespace" in asked, query
+            assert ("model_name" in asked) == ("model_name" in labels[series]), query
 
 
 def test_nothing_is_bound_to_one_grafana():
-    for dashboard in DASHBOARDS:
-        shown = dashboard.document
+    for name, shown in DASHBOARDS.items():
         assert "id" not in shown
-        assert set(re.findall(r'"uid": "([^"]*)"', json.dumps(shown))) == {
-            "${datasource}",
-            f"triptych-{dashboard.name}",
-        }
+        uids = set(re.findall(r'"uid": "([^"]*)"', json.dumps(shown)))
+        assert uids == {"${datasource}", f"triptych-{name}"}
         names = [variable["name"] for variable in shown["templating"]["list"]]
         assert names == ["datasource", "namespace", "model"]
 
@@ -164,7 +121,7 @@ def test_the_chart_mounts_them_as_they_are():
     mounted = {
         name: json.loads(text) for one in made for name, text in one["data"].items() if ".json" in name
     }
-    assert mounted == {f"{dashboard.name}.json": dashboard.document for dashboard in DASHBOARDS}
+    assert mounted == {f"{name}.json": shown for name, shown in DASHBOARDS.items()}
     assert all(
         one["metadata"]["labels"]["grafana_dashboard"] == "1"
         for one in made
@@ -190,6 +147,12 @@ def pods(manifests: list[Manifest]) -> dict[str, Peer]:
     return {component(one): peer(one) for one in workloads(manifests)}
 
 
+@pytest.fixture(params=CASES)
+def network(request: pytest.FixtureRequest) -> tuple[list[Manifest], dict[str, Peer]]:
+    """The policies of a case of values, and one pod of each component."""
+    return policies(case(request.param)), pods(case(request.param))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_every_service_and_pod_has_a_policy_for_both_directions(name: str) -> None:
     manifests = case(name)
@@ -211,10 +174,8 @@ def test_every_service_and_pod_has_a_policy_for_both_directions(name: str) -> No
         assert {port["targetPort"] for port in service["spec"]["ports"]} <= opened
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_services_reach_what_they_need(name: str) -> None:
-    manifests = case(name)
-    rules, found = policies(manifests), pods(manifests)
+def test_services_reach_what_they_need(network) -> None:
+    rules, found = network
     for role, pod in found.items():
         if role == "store":
             continue
@@ -234,10 +195,8 @@ def test_services_reach_what_they_need(name: str) -> None:
     assert allowed(rules, Peer({}, "gateways"), found["proxy"], 8000)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_nobody_else_reaches_workers_store_metrics_or_scaler(name: str) -> None:
-    manifests = case(name)
-    rules, found = policies(manifests), pods(manifests)
+def test_nobody_else_reaches_workers_store_metrics_or_scaler(network) -> None:
+    rules, found = network
     for source in (STRANGER, PROMETHEUS, KEDA, PUBLIC, Peer(found["proxy"].labels, "elsewhere")):
         for role in ("encoder", "pd", "colocated", "store"):
             if role in found:
@@ -267,10 +226,8 @@ def test_proxies_alone_reach_the_internet_and_nobody_reaches_metadata_or_private
         assert not [one for one in inside for port in (80, 443, 8080) if allowed(rules, pod, one, port)]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_workers_do_not_reach_each_other_and_the_store_reaches_nothing(name: str) -> None:
-    manifests = case(name)
-    rules, found = policies(manifests), pods(manifests)
+def test_workers_do_not_reach_each_other_and_the_store_reaches_nothing(network) -> None:
+    rules, found = network
     for role in ("encoder", "pd", "colocated", "store"):
         for other in found:
             if role in found and other != "store":

@@ -190,7 +190,11 @@ def test_a_pool_takes_what_it_names_in_place_of_the_default() -> None:
     assert "--plan-credit" not in main_container(y)["args"]
 
 
-RANKS = {"encoder": {"device": "cuda", "dataParallel": 2}, "pd": {"device": "cuda", "tensorParallel": 4}}
+RANKS = {
+    "encoder": {"device": "cuda", "dataParallel": 2},
+    "pd": {"device": "cuda", "tensorParallel": 4},
+    "colocatedPools": [{"name": "both"}],
+}
 
 
 def worker_of(values: dict[str, object], kind: str) -> Manifest:
@@ -199,17 +203,24 @@ def worker_of(values: dict[str, object], kind: str) -> Manifest:
 
 
 @pytest.mark.parametrize(
-    ("kind", "flag", "ranks"), [("encoder", "--encoder-data-parallel", 2), ("pd", "--tensor-parallel", 4)]
+    ("kind", "flags", "ranks"),
+    [
+        ("encoder", ["--encoder-data-parallel"], 2),
+        ("pd", ["--tensor-parallel"], 4),
+        ("colocated", ["--encoder-data-parallel", "--tensor-parallel"], 4),
+    ],
 )
-def test_a_worker_of_several_ranks_has_a_gpu_for_each_and_room_for_nccl(kind, flag, ranks):
+def test_a_worker_of_several_ranks_has_a_gpu_for_each_and_room_for_nccl(kind, flags, ranks):
     container = main_container(worker_of(RANKS, kind))
-    words = container["args"]
-    assert words[words.index(flag) + 1] == str(ranks)
+    given = [word for word in container["args"] if word in ("--encoder-data-parallel", "--tensor-parallel")]
+    assert given == flags
+    assert all(container["args"][container["args"].index(flag) + 1] == str(ranks) for flag in flags)
     assert container["resources"]["limits"]["nvidia.com/gpu"] == str(ranks)
     assert shared_memory(worker_of(RANKS, kind)) == "1Gi"
-    larger = {**RANKS, kind: {**RANKS[kind], "shmSize": "3Gi"}}
+    side = "encoder" if kind == "encoder" else "pd"
+    larger = {**RANKS, side: {**RANKS[side], "shmSize": "3Gi"}}
     assert shared_memory(worker_of(larger, kind)) == "3Gi"
-    on_cpu = {kind: {**RANKS[kind], "device": "cpu"}}
+    on_cpu = {**RANKS, side: {**RANKS[side], "device": "cpu"}}
     assert shared_memory(worker_of(on_cpu, kind)) == "64Mi"
 
 

@@ -9,17 +9,18 @@ import torch
 
 from support.data.items import make_plan
 from triptych.base.types import EmbeddingSource, ItemPlan, MMFeature, Placement
-from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput, Presence
-from triptych.ec_connector.connectors.memory import MemoryStore, OutputCache
-from triptych.ec_connector.connectors.served_outputs import NotFiniteError, ServedOutputs
+from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput, OutputCache, Presence
+from triptych.ec_connector.connectors.direct_path import NotFiniteError, ServedOutputs
+from triptych.ec_connector.connectors.memory import MemoryStore
 from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
 from triptych.store.codec import PendingHead, encode_head, write_id_of
 
+NAMESPACE = "n" * 64
+
 
 def output(key: str, rows: int = 1) -> EncoderOutput:
-    plan = ItemPlan(key, "n" * 64, "image", rows, 4, "float32", rows)
-    return EncoderOutput(plan, torch.zeros(rows, 4))
+    return EncoderOutput(ItemPlan(key, NAMESPACE, "image", rows, 4, "float32", rows), torch.ones(rows, 4))
 
 
 def test_the_least_recently_used_output_goes_first() -> None:
@@ -141,7 +142,8 @@ def test_what_is_being_read_again_keeps_its_bytes() -> None:
         assert bytes(output.view) == before and outputs.nbytes == 2 * SIZE
 
 
-PLAN = ItemPlan("a" * 64, "n" * 64, "image", 2, 4, "float32", 2)
+ENTRY = output("a" * 64, rows=2)
+PLAN = ENTRY.plan
 FEATURE = MMFeature(PLAN, Placement(0, 2))
 
 
@@ -161,10 +163,6 @@ def config(request, tmp_path):
     return make
 
 
-def entry():
-    return {PLAN.mm_hash: EncoderOutput(PLAN, torch.ones(2, 4))}
-
-
 @pytest.mark.parametrize(("ec_role", "loads"), [("both", True), ("consumer", True), ("producer", False)])
 def test_the_scheduler_of_a_producer_orders_no_load(config, ec_role, loads):
     scheduler = ECConnectorFactory.create_connector(config(ec_role), ECConnectorRole.SCHEDULER)
@@ -179,7 +177,7 @@ def test_the_scheduler_of_a_producer_orders_no_load(config, ec_role, loads):
 def test_a_load_by_a_producer_fails_with_the_reason(config):
     worker = ECConnectorFactory.create_connector(config("producer"), ECConnectorRole.WORKER)
     cache = {}
-    worker.config.store.update(entry())
+    worker.config.store.update({PLAN.mm_hash: ENTRY})
     worker.start_load_caches(TransferMetadata(1, (Fetch(PLAN, 1),), (), ()), cache)
     (failure,) = worker.get_finished().failed
     assert failure.mm_hash == PLAN.mm_hash
@@ -190,7 +188,7 @@ def test_a_load_by_a_producer_fails_with_the_reason(config):
 
 def test_a_save_by_a_consumer_is_reported_as_unsaved_with_the_reason(config):
     worker = ECConnectorFactory.create_connector(config("consumer"), ECConnectorRole.WORKER)
-    worker.save_caches(entry(), PLAN.mm_hash)
+    worker.save_caches({PLAN.mm_hash: ENTRY}, PLAN.mm_hash)
     output = worker.get_finished()
     assert output.saved == []
     assert "consumer" in output.unsaved[PLAN.mm_hash]
@@ -203,26 +201,16 @@ def test_another_role_is_refused_with_those_that_there_are():
         ECTransferConfig(ec_role="reader")
 
 
-NAMESPACE = "n" * 64
 ROW = 16
-
-
-def stored_output(key: str, rows: int = 1) -> EncoderOutput:
-    return EncoderOutput(ItemPlan(key, NAMESPACE, "image", rows, 4, "float32", rows), torch.ones(rows, 4))
-
-
-def published(store: MemoryStore, *outputs: EncoderOutput) -> None:
-    for one in outputs:
-        store.publish(one)
 
 
 def test_outputs_that_no_load_awaits_are_evicted_before_published_ones():
     store = MemoryStore(4 * ROW)
-    waiting = stored_output("waiting")
-    published(store, waiting)
+    waiting = output("waiting")
+    store.publish(waiting)
     for index in range(10):
-        passing = stored_output(f"passing-{index}")
-        published(store, passing)
+        passing = output(f"passing-{index}")
+        store.publish(passing)
         assert store.load(passing.plan) is passing
     assert store.nbytes == 4 * ROW
     assert store.load(waiting.plan) is waiting
@@ -230,19 +218,21 @@ def test_outputs_that_no_load_awaits_are_evicted_before_published_ones():
 
 def test_a_loaded_item_stays_while_there_is_room_and_makes_room_then():
     store = MemoryStore(2 * ROW)
-    first = stored_output("first")
-    published(store, first)
+    first = output("first")
+    store.publish(first)
     assert store.load(first.plan) is first
     assert store.awaited_bytes == 0
     assert store.load(first.plan) is first
-    published(store, stored_output("second"), stored_output("third"))
+    store.publish(output("second"))
+    store.publish(output("third"))
     assert store.load(first.plan) is None
     assert store.nbytes == 2 * ROW
 
 
 def test_items_that_are_never_loaded_do_not_fill_the_store_for_ever():
     store = MemoryStore(4 * ROW)
-    published(store, *(stored_output(f"left-{index}") for index in range(100)))
+    for index in range(100):
+        store.publish(output(f"left-{index}"))
     assert store.awaited_bytes == 2 * ROW
     assert store.nbytes == 4 * ROW
     keys = list(store)
@@ -251,23 +241,23 @@ def test_items_that_are_never_loaded_do_not_fill_the_store_for_ever():
 
 def test_one_item_stays_however_large():
     store = MemoryStore(ROW)
-    large = stored_output("large", rows=9)
-    published(store, large)
+    large = output("large", rows=9)
+    store.publish(large)
     assert store.load(large.plan) is large
 
 
 def test_another_plan_or_namespace_of_a_key_is_not_what_was_asked_for():
     store = MemoryStore()
-    mine = stored_output("mine")
-    published(store, mine)
+    mine = output("mine")
+    store.publish(mine)
     assert store.load(dataclasses.replace(mine.plan, width=8)) is None
     assert store.load(mine.plan) is mine
 
 
 async def test_a_look_up_tells_plans_and_keeps_what_it_has_found():
     store = MemoryStore(4 * ROW)
-    found = stored_output("found")
-    published(store, found)
+    found = output("found")
+    store.publish(found)
     store.load(found.plan)
     asked = [("found", NAMESPACE), ("found", "m" * 64), ("gone", NAMESPACE)]
     assert await store.look_up(asked) == [found.plan, None, None]
@@ -278,7 +268,7 @@ def test_from_save_to_cache_a_value_is_the_same_tensor():
     store = MemoryStore()
     config = ECTransferConfig(connector="memory", store=store)
     worker = ECConnectorFactory.create_connector(config, ECConnectorRole.WORKER)
-    made, cache = stored_output("a" * 64), {}
+    made, cache = output("a" * 64), {}
     worker.save_caches({made.plan.mm_hash: made}, made.plan.mm_hash)
     copy = LoadId(made.plan.mm_hash, 1)
     worker.start_load_caches(TransferMetadata(1, (Fetch(made.plan, 1),), (copy,)), cache)

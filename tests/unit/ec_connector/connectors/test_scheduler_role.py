@@ -43,6 +43,13 @@ def failed(plan: ItemPlan, generation: int | None = None) -> ECConnectorOutput:
     return ECConnectorOutput(failed=[FailedLoad(plan.mm_hash, "gone")], generations=generations)
 
 
+def ordered(role: TableScheduler, holder: Request) -> TransferMetadata:
+    """The orders of the step in which this request's item A is ready."""
+    role.add_request(holder)
+    role.item_ready(A.mm_hash)
+    return step(role)
+
+
 def with_a_hit(*holders: Request) -> TableScheduler:
     role = scheduler()
     for holder in holders:
@@ -90,9 +97,7 @@ def test_each_item_of_a_request_has_an_answer_of_its_own_in_order() -> None:
 
 def test_a_miss_is_coming_once_reported_and_is_loaded_again_at_its_next_ready_mark() -> None:
     role, one = scheduler(), request("r1", A)
-    role.add_request(one)
-    role.item_ready(A.mm_hash)
-    step(role)
+    ordered(role, one)
     role.update_connector_output(failed(A))
     assert role.has_caches(one) == [Presence.MISS]
     role.item_missing_reported(A.mm_hash)
@@ -106,9 +111,7 @@ def test_a_miss_is_coming_once_reported_and_is_loaded_again_at_its_next_ready_ma
 
 def test_a_failure_of_a_load_that_began_before_the_last_ready_mark_is_no_miss() -> None:
     role, one = scheduler(), request("r1", A)
-    role.add_request(one)
-    role.item_ready(A.mm_hash)
-    (first,) = step(role).fetches
+    (first,) = ordered(role, one).fetches
     role.item_ready(A.mm_hash)
     assert step(role).fetches == ()
     role.update_connector_output(failed(A, first.generation))
@@ -120,9 +123,7 @@ def test_a_failure_of_a_load_that_began_before_the_last_ready_mark_is_no_miss() 
 
 def test_late_reports_of_an_earlier_load_are_ignored() -> None:
     role, one, two = scheduler(), request("r1", A), request("r2", A)
-    role.add_request(one)
-    role.item_ready(A.mm_hash)
-    (old,) = step(role).fetches
+    (old,) = ordered(role, one).fetches
     role.request_finished(one)
     role.add_request(two)
     role.item_ready(A.mm_hash)
@@ -172,9 +173,7 @@ def test_an_item_that_stands_twice_in_a_prompt_is_kept_until_its_second_place_is
 
 def test_a_load_under_way_is_dropped_with_its_last_holder_and_a_queued_one_never_starts() -> None:
     role, one = scheduler(), request("r1", A, B)
-    role.add_request(one)
-    role.item_ready(A.mm_hash)
-    step(role)
+    ordered(role, one)
     role.item_ready(B.mm_hash)
     role.request_finished(one)
     last = step(role)
@@ -225,41 +224,27 @@ def test_a_released_request_may_hold_its_items_again_after_a_preemption() -> Non
     one = request("r1", A)
     role = with_a_hit(one)
     role.release("r1", A.mm_hash)
-    role.add_request(one)
-    role.item_ready(A.mm_hash)
-    orders = step(role)
+    orders = ordered(role, one)
     assert len(orders.drops) == len(orders.fetches) == 1
     assert orders.drops[0].generation < orders.fetches[0].generation
 
 
-KEY = "a" * 64
-PLAN = ItemPlan(KEY, "n" * 64, "image", 3, 4, "float32", 3)
-FIRST, SECOND = (
-    SimpleNamespace(request_id=name, features=[MMFeature(PLAN, Placement(0, 3))])
-    for name in ("first", "second")
-)
-
-
 @pytest.mark.parametrize("move_first", [True, False])
 def test_the_end_of_an_earlier_loads_move_does_not_hide_that_a_later_load_has_arrived(move_first):
-    role, reports = TableScheduler(ECTransferConfig()), Reports(lambda: None)
-    generations = []
-    for request in FIRST, SECOND:  # the first one ends while its item is being moved
-        role.add_request(request)
-        role.item_ready(KEY)
-        (fetch,) = role.build_connector_meta(None).fetches
-        generations.append(fetch.generation)
-        if request is FIRST:
-            role.update_connector_output(ECConnectorOutput(fetched={KEY: 0.1}))
-            role.request_finished(request)
-            role.build_connector_meta(None)
+    role, reports, key = scheduler(), Reports(lambda: None), A.mm_hash
+    first, second = request("r1", A), request("r2", A)
+    (earlier,) = ordered(role, first).fetches
+    role.update_connector_output(fetched(A))
+    role.request_finished(first)  # while its item is being moved
+    step(role)
+    (later,) = ordered(role, second).fetches
     calls = [
-        lambda: reports.loaded(LoadId(KEY, generations[0])),
-        lambda: reports.fetched(LoadId(KEY, generations[1]), 0.1),
+        lambda: reports.loaded(LoadId(key, earlier.generation)),
+        lambda: reports.fetched(LoadId(key, later.generation), 0.1),
     ]
     for call in calls if move_first else reversed(calls):
         call()
     output = reports.drain()
-    assert output.loaded == [KEY]
+    assert output.loaded == [key]
     role.update_connector_output(output)
-    assert role.has_caches(SECOND) == [Presence.HIT], "a request would wait for ever for what is there"
+    assert role.has_caches(second) == [Presence.HIT], "a request would wait for ever for what is there"

@@ -152,24 +152,12 @@ def test_a_tower_that_takes_values_out_of_its_dict_can_be_captured_and_replayed_
     )
 
 
-@pytest.mark.parametrize(
-    ("lost", "added", "message"),
-    [
-        ({"cu_seqlens"}, {}, r"values of a replay: missing \['cu_seqlens'\]"),
-        (set(), {"cu_seqlen": torch.ones(1)}, r"not expected \['cu_seqlen'\]"),
-        (
-            {"cu_seqlens"},
-            {"pixel_valuescu_seqlens": torch.ones(1)},
-            r"missing \['cu_seqlens'\], not expected \['pixel_valuescu_seqlens'\]",
-        ),
-    ],
-)
-def test_a_misspelt_key_is_an_error_and_never_the_previous_request_s_data(lost, added, message):
+def test_a_misspelt_key_is_an_error_and_never_the_previous_request_s_data() -> None:
     tower = GraphTowerFake()
     manager = managed(tower, poisoned=False)
     manager.encode([graph_item(4, 1)])
-    tower.lost, tower.added = lost, added
-    with pytest.raises(ValueError, match=message):
+    tower.lost, tower.added = {"cu_seqlens"}, {"cu_seqlen": torch.ones(1)}
+    with pytest.raises(ValueError, match=r"missing \['cu_seqlens'\], not expected \['cu_seqlen'\]"):
         manager.encode([graph_item(4, 2)])
     tower.lost, tower.added = set(), {}
     assert_eager([graph_item(4, 2)], manager.encode([graph_item(4, 2)]))

@@ -10,7 +10,7 @@ import pytest
 
 from support.fakes.encoder_jobs import NAMESPACE, FakeStore, Jobs
 from triptych.encoder_worker.jobs import single_flight
-from triptych.encoder_worker.jobs.job import EncodeJob, Failed, JobEvent, Ready
+from triptych.encoder_worker.jobs.job import EncodeJob, Failed, Ready
 from triptych.encoder_worker.jobs.loop import BackgroundTasks
 from triptych.encoder_worker.jobs.single_flight import SingleFlight
 from triptych.registry.leases import Lease, LeaseKeeper, OwnedBy
@@ -113,14 +113,13 @@ async def test_a_lease_is_not_renewed_past_its_items_deadline() -> None:
 class Flights:
     def __init__(self) -> None:
         jobs = Jobs()
-        self.store, self.keeper, self.jobs = FakeStore(), jobs.keeper, jobs.table
+        self.store, self.keeper, self.jobs, self.events = FakeStore(), jobs.keeper, jobs.table, jobs.events
         keeper: Any = self.keeper
         self.flight = SingleFlight(self.jobs, self.store, keeper, NAMESPACE)
-        self.events: dict[str, list[JobEvent]] = {}
         self._waiter = jobs.waiter
 
     def job(self, key: str, **changes: str) -> EncodeJob:
-        return self._waiter(key, self.events.setdefault(key, []), **changes).job
+        return self._waiter(key, **changes).job
 
 
 async def test_stored_items_are_answered_and_the_others_claimed() -> None:

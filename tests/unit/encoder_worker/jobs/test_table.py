@@ -57,13 +57,10 @@ async def test_jobs_above_the_hard_limit_are_refused_even_when_all_are_planned()
 
 
 async def test_a_worker_without_the_store_fails_what_it_has_as_retryable_and_takes_nothing_new(jobs):
-    events: list[JobEvent] = []
-    jobs.waiter("a", events)
+    jobs.waiter("a")
     jobs.table.reaches_store = lambda: False
     jobs.table.fail_all()
-    assert [(type(event), event.retryable) for event in events if isinstance(event, Failed)] == [
-        (Failed, True)
-    ]
+    assert [event.retryable for event in jobs.events["a"] if isinstance(event, Failed)] == [True]
     assert len(jobs.table) == 0
     for again in (False, True):
         with pytest.raises(Unavailable, match="embedding store"):
@@ -74,7 +71,7 @@ async def test_a_worker_without_the_store_fails_what_it_has_as_retryable_and_tak
 
 async def test_streams_of_one_job_above_the_limit_are_refused() -> None:
     jobs = Jobs(JobBounds(unplanned_jobs=9, waiters_per_job=1))
-    jobs.waiter("a", [])
+    jobs.waiter("a")
     with pytest.raises(Overloaded):
         jobs.table.open(spec("a"))
 
@@ -87,14 +84,13 @@ async def test_a_re_encode_is_accepted_above_all_limits() -> None:
 
 
 async def test_an_embedding_ends_every_stream_with_the_plan_before_it(jobs: Jobs) -> None:
-    early: list[JobEvent] = []
     late: list[JobEvent] = []
-    job = jobs.waiter("a", early).job
+    job = jobs.waiter("a").job
     job.set_plan(plan("a"))
     jobs.waiter("a", late)
     ready = Ready(plan("a"), True, JobTimings())
     jobs.table.end(job, ready)
-    assert early == late == [Planned(plan("a")), ready]
+    assert jobs.events["a"] == late == [Planned(plan("a")), ready]
     assert len(jobs.table) == len(jobs.scheduler) == 0
     found = jobs.metrics.registry.get_sample_value(
         "triptych_encoder_already_stored_total", {"model_name": "tiny"}
@@ -103,19 +99,18 @@ async def test_an_embedding_ends_every_stream_with_the_plan_before_it(jobs: Jobs
 
 
 async def test_a_job_ends_once(jobs: Jobs) -> None:
-    events: list[JobEvent] = []
-    job = jobs.waiter("a", events).job
+    job = jobs.waiter("a").job
     failed = Failed(InternalError("first"), retryable=True)
     jobs.table.end(job, failed)
     jobs.table.end(job, Failed(InternalError("second"), retryable=True))
     jobs.table.forget(job)
-    assert events == [failed]
+    assert jobs.events["a"] == [failed]
     assert jobs.failures("internal_error") == 1
 
 
 async def test_the_end_of_a_job_releases_its_lease_and_its_media() -> None:
     jobs, budget = Jobs(), MediaBudget(100)
-    job = jobs.waiter("a", []).job
+    job = jobs.waiter("a").job
     await jobs.keeper.acquire("a")
     job.media_room = await budget.acquire(10)
     jobs.changed.clear()
@@ -126,25 +121,23 @@ async def test_the_end_of_a_job_releases_its_lease_and_its_media() -> None:
 
 
 async def test_a_drain_fails_jobs_without_permission_at_once_and_waits_for_the_others(jobs: Jobs) -> None:
-    waiting: list[JobEvent] = []
-    running: list[JobEvent] = []
-    jobs.waiter("a", waiting)
-    permitted = jobs.waiter("b", running)
+    jobs.waiter("a")
+    permitted = jobs.waiter("b")
     permitted.permitted = True
     drain = asyncio.create_task(jobs.table.drain(30.0))
     await asyncio.sleep(0)
-    [failed] = waiting
+    [failed] = jobs.events["a"]
     assert isinstance(failed, Failed) and failed.retryable
-    assert not running and not drain.done()
+    assert not jobs.events["b"] and not drain.done()
     with pytest.raises(Unavailable):
         jobs.table.open(spec("c"))
     jobs.table.end(permitted.job, Ready(plan("b"), False, JobTimings()))
     await asyncio.wait_for(drain, 10)
-    assert isinstance(running[-1], Ready)
+    assert isinstance(jobs.events["b"][-1], Ready)
 
 
 async def test_a_drain_waits_for_the_item_in_the_tower(jobs: Jobs) -> None:
-    job = jobs.waiter("a", []).job
+    job = jobs.waiter("a").job
     job.stage = Stage.ENCODING
     drain = asyncio.create_task(jobs.table.drain(30.0))
     await asyncio.sleep(0)
@@ -154,10 +147,9 @@ async def test_a_drain_waits_for_the_item_in_the_tower(jobs: Jobs) -> None:
 
 
 async def test_after_the_grace_the_remaining_jobs_fail_as_retryable(jobs: Jobs) -> None:
-    events: list[JobEvent] = []
-    jobs.waiter("a", events).permitted = True
+    jobs.waiter("a").permitted = True
     await jobs.table.drain(0.01)
-    [failed] = events
+    [failed] = jobs.events["a"]
     assert isinstance(failed, Failed) and failed.retryable
     assert len(jobs.table) == 0
 
@@ -169,9 +161,8 @@ class Saves:
         self.jobs, self.engine = Jobs(), FakeEngine()
         engine: Any = self.engine
         self.saves = JobSaves(self.jobs.table, engine, self.jobs.job_metrics)
-        self.events: list[JobEvent] = []
-        self.waiter = self.jobs.waiter("a", self.events, **spec)
-        self.job = self.waiter.job
+        self.job = self.jobs.waiter("a", **spec).job
+        self.events = self.jobs.events["a"]
         self.job.set_plan(plan("a"))
         self.job.stage = Stage.ENCODING
         self.events.clear()

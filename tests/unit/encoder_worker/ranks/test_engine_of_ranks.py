@@ -14,7 +14,7 @@ from support.fakes.fake_connector import fake_transfer
 from support.processes.cluster import wait_for
 from support.ranks.threads import RankThreads
 from triptych.base.types import ItemPlan, Options
-from triptych.ec_connector.connectors.memory import OutputCache
+from triptych.ec_connector.base import OutputCache
 from triptych.encoder_worker.engine import Encoded, EncoderEngine, EngineEvent, TowerItem
 from triptych.encoder_worker.ranks.program import handler
 from triptych.encoder_worker.ranks.tower import DataParallelTower, ShareEncoder

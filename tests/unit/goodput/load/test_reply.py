@@ -66,14 +66,13 @@ def test_what_does_not_count_says_why(events, words):
     assert words in read(*events).problem(asked=3, ignore_eos=True)
 
 
-def bodies_of(load: Workload, **target) -> tuple[Bodies, LoadJob]:
+def bodies_of(load: Workload, **target) -> Bodies:
     schedule = tuple((0.0, planned) for planned in plan_requests(load, 3, 1))
-    job = LoadJob(Target("http://x", "m", **target), schedule)
-    return Bodies(job), job
+    return Bodies(LoadJob(Target("http://x", "m", **target), schedule))
 
 
 def test_a_body_is_a_chat_request_with_its_pictures_its_text_and_its_length():
-    bodies, _ = bodies_of(Workload(8, 5, ((2, 1.0),), ((40, 24, 1.0),)), extra={"seed": 3})
+    bodies = bodies_of(Workload(8, 5, ((2, 1.0),), ((40, 24, 1.0),)), extra={"seed": 3})
     body = json.loads(bodies.body(1))
     first, second, words = body.pop("messages")[0]["content"]
     assert body == {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,17 @@ from triptych.base.errors import ConfigError
 
 STORE = "redis://10.0.0.5:6379/0"
 TOKEN = ("--internal-token-file", "/files/token")
+
+
+@pytest.fixture
+def pools_file(tmp_path: Path) -> Callable[[str], str]:
+    """Writes a file of --ray-resources."""
+
+    def write(text: str) -> str:
+        (tmp_path / "pools.toml").write_text(text)
+        return str(tmp_path / "pools.toml")
+
+    return write
 
 
 def _plan(*words: str, model: str = "/models/m") -> dict[str, ActorPool]:
@@ -50,14 +62,13 @@ def test_a_proxy_of_loopback_stands_on_this_node_and_one_for_all_anywhere():
     assert _plan("--host", "0.0.0.0", "--no-auth")["proxy"].resources.resources == {}
 
 
-def test_what_a_pool_reserves_becomes_threads_and_memory_of_its_workers(tmp_path: Path):
-    file = tmp_path / "pools.toml"
-    file.write_text('[pd]\nnum_cpus = 3\nmemory = "1GiB"\n[encoder]\nnum_cpus = 0.5')
-    plan = _plan("--ray-resources", str(file))
+def test_what_a_pool_reserves_becomes_threads_and_memory_of_its_workers(pools_file):
+    file = pools_file('[pd]\nnum_cpus = 3\nmemory = "1GiB"\n[encoder]\nnum_cpus = 0.5')
+    plan = _plan("--ray-resources", file)
     pd = _parsed(PDConfig, plan["pd"], "pd-0")
     assert (pd.threads, pd.device_memory) == (3, 1 << 30)
     assert _parsed(EncoderConfig, plan["encoder"], "encoder-0").threads == 1
-    plan = _plan("--ray-resources", str(file), "--threads", "2", "--encoder-threads", "4")
+    plan = _plan("--ray-resources", file, "--threads", "2", "--encoder-threads", "4")
     assert _parsed(PDConfig, plan["pd"], "pd-0").threads == 2
     assert _parsed(EncoderConfig, plan["encoder"], "encoder-0").threads == 4
 
@@ -86,10 +97,8 @@ def test_flags_that_mean_nothing_on_ray_are_refused(words, said):
         _plan(*words)
 
 
-def test_a_part_of_a_gpu_needs_the_memory_of_a_worker(tmp_path: Path):
-    file = tmp_path / "pools.toml"
-    file.write_text("[encoder]\nnum_gpus = 0.5\n")
-    words = ("--device", "cuda", "--ray-resources", str(file))
+def test_a_part_of_a_gpu_needs_the_memory_of_a_worker(pools_file):
+    words = ("--device", "cuda", "--ray-resources", pools_file("[encoder]\nnum_gpus = 0.5\n"))
     with pytest.raises(ConfigError, match="--device-memory"):
         _plan(*words)
     assert _plan(*words, "--device-memory", "8GiB")["encoder"].resources.num_gpus == 0.5
@@ -120,12 +129,6 @@ CPU = {"encoder": "cpu", "pd": "cpu", "proxy": ""}
 CUDA = {"encoder": "cuda", "pd": "cuda", "proxy": ""}
 
 
-def _read(tmp_path: Path, text: str, pools: dict[str, str] = CPU) -> dict[str, PoolResources]:
-    file = tmp_path / "pools.toml"
-    file.write_text(text)
-    return read_resources(str(file), pools)
-
-
 def test_without_a_file_a_worker_reserves_a_cpu_and_on_cuda_a_gpu():
     assert read_resources("", CPU)["encoder"] == PoolResources()
     assert read_resources("", CPU)["pd"].bundle == {"CPU": 1.0}
@@ -133,7 +136,7 @@ def test_without_a_file_a_worker_reserves_a_cpu_and_on_cuda_a_gpu():
     assert read_resources("", CUDA)["proxy"].bundle == {"CPU": 1.0}
 
 
-def test_every_key_of_a_pool_is_read(tmp_path):
+def test_every_key_of_a_pool_is_read(pools_file):
     text = """
     [encoder]
     num_cpus = 4
@@ -143,7 +146,7 @@ def test_every_key_of_a_pool_is_read(tmp_path):
     strategy = "SPREAD"
     ports = "21000-21009"
     """
-    read = _read(tmp_path, text, CUDA)
+    read = read_resources(pools_file(text), CUDA)
     assert read["encoder"] == PoolResources(
         4.0, 0.5, 2 << 30, {"l4": 1.0, "accelerator_type:L4": 0.001}, "SPREAD", (21000, 21009)
     )
@@ -158,17 +161,16 @@ def test_every_key_of_a_pool_is_read(tmp_path):
     assert read["pd"].ports == PORTS
 
 
-def test_all_ranks_of_a_worker_are_in_one_bundle_and_so_on_one_node(tmp_path: Path):
+def test_all_ranks_of_a_worker_are_in_one_bundle_and_so_on_one_node(pools_file):
     ranks = {"pd": 2, "encoder": 1}
     assert read_resources("", CUDA, ranks)["pd"].bundle == {"CPU": 2.0, "GPU": 2.0}
     assert read_resources("", CPU, ranks)["pd"].bundle == {"CPU": 2.0}
     assert read_resources("", CUDA, ranks)["encoder"].bundle == {"CPU": 1.0, "GPU": 1.0}
     assert read_resources("", CUDA, ranks)["proxy"].bundle == {"CPU": 1.0}
-    file = tmp_path / "pools.toml"
     for given in ("1", "0.5", "4"):
-        file.write_text(f"[pd]\nnum_gpus = {given}\n")
+        file = pools_file(f"[pd]\nnum_gpus = {given}\n")
         with pytest.raises(ConfigError, match="each of a worker's 2 ranks uses a GPU of its own; reserve 2"):
-            read_resources(str(file), CUDA, ranks)
+            read_resources(file, CUDA, ranks)
 
 
 @pytest.mark.parametrize(
@@ -199,9 +201,9 @@ def test_all_ranks_of_a_worker_are_in_one_bundle_and_so_on_one_node(tmp_path: Pa
         ("[pd", CPU, ("is not valid TOML",)),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_place_and_remedy(tmp_path, text, pools, words):
+def test_what_cannot_be_meant_is_refused_with_place_and_remedy(pools_file, text, pools, words):
     with pytest.raises(ConfigError) as refused:
-        _read(tmp_path, text, pools)
+        read_resources(pools_file(text), pools)
     assert all(word in str(refused.value) for word in ("--ray-resources", *words)), refused.value
 
 

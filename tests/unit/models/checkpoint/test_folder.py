@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from support.data.checkpoints import build_checkpoint
+from support.data.checkpoints import build_checkpoint, edit_config
 from triptych.base.config import EncoderConfig, PDConfig
 from triptych.base.errors import ConfigError
 from triptych.models.checkpoint import folder
@@ -87,18 +87,14 @@ def test_of_a_cut_tensor_only_the_part_is_read(cut: Cut) -> None:
 
 def test_an_unknown_architecture_is_answered_with_the_families(tmp_path: Path) -> None:
     path = build_checkpoint("llava", tmp_path / "model")
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | {"architectures": ["GPT9ForCausalLM"]}))
+    edit_config(path, architectures=["GPT9ForCausalLM"])
     with pytest.raises(ConfigError, match=r"GPT9ForCausalLM.*Qwen3-VL.*Qwen2\.5-VL.*LLaVA-1\.5"):
         family_of(path)
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "llava"])
 def test_a_config_without_architectures_is_known_by_its_model_type(family: str, tmp_path: Path) -> None:
-    path = build_checkpoint(family, tmp_path / "model")
-    config = json.loads((path / "config.json").read_text())
-    del config["architectures"]
-    (path / "config.json").write_text(json.dumps(config))
+    path = edit_config(build_checkpoint(family, tmp_path / "model"), architectures=None)
     assert family_of(path).name == family
 
 
@@ -224,9 +220,7 @@ def test_an_encoder_on_cuda_may_stand_before_a_decoder_in_8_bits() -> None:
     ],
 )
 def test_a_checkpoint_that_asks_for_more_is_refused(change, title, tmp_path):
-    path = build_checkpoint("bart", tmp_path / "model")
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | change))
+    path = edit_config(build_checkpoint("bart", tmp_path / "model"), **change)
     with pytest.raises(ConfigError, match=title):
         read_config(path)
 

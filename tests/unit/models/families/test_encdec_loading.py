@@ -16,7 +16,7 @@ from support.encdec.reference import NAME
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.types import ItemPlan
 from triptych.models.base import DecoderSide, EncoderSide
-from triptych.models.identity import ModelIdentity, model_identity
+from triptych.models.identity import model_identity
 from triptych.models.registry import family_of
 
 CPU = torch.device("cpu")
@@ -124,9 +124,7 @@ def test_what_decides_the_towers_input_is_part_of_the_namespace(family, change, 
 
 @pytest.mark.parametrize(("family", "modality"), [("whisper", "audio"), ("t5", "text"), ("llava", "image")])
 def test_an_identity_names_what_items_are(family: str, modality: str) -> None:
-    identity = model_identity(build_checkpoint(family), dtype="float32")
-    assert isinstance(identity, ModelIdentity)
-    assert identity.modality == modality
+    assert model_identity(build_checkpoint(family), dtype="float32").modality == modality
 
 
 def test_a_checkpoint_without_feature_extractor_is_refused(tmp_path: Path) -> None:

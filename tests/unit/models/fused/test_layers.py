@@ -44,9 +44,7 @@ def _layers(family: str) -> nn.ModuleList:
     side = family_of(path).decoder.load(path, device=CPU, dtype=torch.float32, attn_implementation="sdpa")
     merge(side.module)
     fuse_norms(side.module)
-    layers = side.module.model.language_model.layers
-    assert isinstance(layers, nn.ModuleList)
-    return layers
+    return side.module.model.language_model.layers
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import shutil
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from support.data.checkpoints import edit_text_config
 from support.zoo.checkpoint import checkpoint
 from support.zoo.models import RECIPES
 from support.zoo.recipe import IMAGE, VIDEO
@@ -145,9 +145,7 @@ def test_a_folder_without_a_processor_says_so(folder: Path) -> None:
 
 
 def test_sizes_that_fit_no_tensor_are_one_line(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    config["text_config"]["intermediate_size"] = 80
-    (folder / "config.json").write_text(json.dumps(config))
+    edit_text_config(folder, intermediate_size=80)
     with pytest.raises(ConfigError, match="fit its config.json|misshapen"):
         GenericDecoder.load(folder, **CPU, attn_implementation="sdpa")
 

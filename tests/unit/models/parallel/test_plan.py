@@ -73,6 +73,11 @@ def whole(family: str) -> DecoderSide:
     )
 
 
+def rank_of_llava(rank: int) -> DecoderSide:
+    options = {"device": torch.device("cpu"), "dtype": torch.float32, "attn_implementation": "sdpa"}
+    return load_decoder(build_checkpoint("llava"), **options, parallel=TensorParallel(rank, 2))
+
+
 def plan_of(side: DecoderSide) -> ShardPlan:
     config: PreTrainedConfig = side.config  # type: ignore[attr-defined]
     plan: ShardPlan = type(side).shard_plan(config.text_config if side.cross is None else config)  # type: ignore[attr-defined]
@@ -105,13 +110,7 @@ def test_a_layer_that_the_plan_does_not_name_is_refused_by_name(kind, monkeypatc
 
     monkeypatch.setattr(override, "empty_side", with_one_more)
     with pytest.raises(ConfigError, match=r"says nothing of 1 layers, .*layers\.1\.mlp\.gate among them"):
-        load_decoder(
-            build_checkpoint("llava"),
-            device=torch.device("cpu"),
-            dtype=torch.float32,
-            attn_implementation="sdpa",
-            parallel=TensorParallel(0, 2),
-        )
+        rank_of_llava(0)
 
 
 def test_a_family_for_which_transformers_has_no_plan_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,13 +119,7 @@ def test_a_family_for_which_transformers_has_no_plan_is_refused(monkeypatch: pyt
 
     monkeypatch.setattr(LlavaDecoder, "tp_plan", none)
     with pytest.raises(ConfigError, match="says nothing of 21 layers"):
-        load_decoder(
-            build_checkpoint("llava"),
-            device=torch.device("cpu"),
-            dtype=torch.float32,
-            attn_implementation="sdpa",
-            parallel=TensorParallel(1, 2),
-        )
+        rank_of_llava(1)
 
 
 def test_the_numbers_in_transformers_patterns_stand_for_numbers_only() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from support.data.checkpoints import FAMILIES, build_checkpoint
+from support.data.checkpoints import FAMILIES, build_checkpoint, edit_config, edit_text_config
 from support.encdec.checkpoints import FAMILIES as ENCDEC
 from triptych.base.errors import ConfigError
 from triptych.base.progress.progress import BYTES, StepState, shown_by
@@ -165,8 +164,7 @@ def test_buffers_of_older_checkpoints_are_left_aside() -> None:
 
 def test_a_quantized_checkpoint_is_refused(tmp_path: Path) -> None:
     path = build_checkpoint("qwen3_vl", tmp_path / "model")
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
+    edit_config(path, quantization_config={"quant_method": "awq"})
     with pytest.raises(ConfigError, match="Quantized checkpoints"):
         encoder(path)
 
@@ -177,10 +175,7 @@ def test_a_quantized_checkpoint_is_refused(tmp_path: Path) -> None:
     ids=lambda wrong: next(iter(wrong)),
 )
 def test_a_config_that_makes_no_model_is_a_config_error(wrong: dict[str, object], tmp_path: Path) -> None:
-    path = build_checkpoint("qwen3_vl", tmp_path / "model")
-    config = json.loads((path / "config.json").read_text())
-    config["text_config"] |= wrong
-    (path / "config.json").write_text(json.dumps(config))
+    path = edit_text_config(build_checkpoint("qwen3_vl", tmp_path / "model"), **wrong)
     with pytest.raises(ConfigError, match=r"config\.json"):
         load_decoder(path, device=torch.device("cpu"), dtype=torch.float32, attn_implementation="sdpa")
 

@@ -24,8 +24,8 @@ from triptych.base.config import PDConfig
 from triptych.base.config.flags import flags_of
 from triptych.base.errors import ConfigError
 from triptych.models.geometry import LayerRule, SpanRule
-from triptych.pd_worker.attention import backends
-from triptych.pd_worker.attention.backends import BACKENDS, backend_on
+from triptych.pd_worker.attention import attention
+from triptych.pd_worker.attention.attention import BACKENDS, backend_on
 
 #: The kernel in Triton has tests of its own.
 ON_CPU = ("cpu", "sdpa")
@@ -48,8 +48,8 @@ def test_the_flag_offers_every_backend() -> None:
     ],
 )
 def test_auto_is_the_kernel_of_the_device_where_there_is_one(monkeypatch, device, asked, used, installed):
-    monkeypatch.setattr(backends, "find_spec", lambda name: name if installed else None)
-    monkeypatch.setattr(backends, "kernel_library", lambda: object() if installed else None)
+    monkeypatch.setattr(attention, "find_spec", lambda name: name if installed else None)
+    monkeypatch.setattr(attention, "kernel_library", lambda: object() if installed else None)
     assert backend_on(torch.device(device), asked) == used
 
 
@@ -58,7 +58,7 @@ def test_a_kernel_is_refused_on_another_device(monkeypatch: pytest.MonkeyPatch) 
         backend_on(torch.device("cpu"), "triton")
     with pytest.raises(ConfigError, match="--attention-backend cpu is for a CPU"):
         backend_on(torch.device("cuda"), "cpu")
-    monkeypatch.setattr(backends, "kernel_library", lambda: None)
+    monkeypatch.setattr(attention, "kernel_library", lambda: None)
     with pytest.raises(ConfigError, match="needs g\\+\\+ or a wheel with kernels"):
         backend_on(torch.device("cpu"), "cpu")
 

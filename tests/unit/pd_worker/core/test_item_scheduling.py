@@ -32,8 +32,7 @@ def test_item_pressure_counts_those_that_wait_for_embeddings_by_those_that_run(m
     engine.add(make_request("a", 4, max_tokens=9), make_request("b", [9] * 4, max_tokens=9))
     engine.step()
     assert engine.scheduler.item_pressure == 1.5
-    publish(STORE, *images)
-    engine.scheduler.mark_ready([image.mm_hash for image in images], engine.now)
+    engine.arrive(*images)
     engine.step()
     engine.step()
     assert engine.scheduler.item_pressure == 0
@@ -45,16 +44,14 @@ def test_a_request_waits_for_its_item_while_text_behind_it_runs(make: Make) -> N
     engine.add(make_request("b", [3] * 4, arrival=1.0))
     assert shares(engine.step()) == [("b", 0, 4)]
     assert shares(engine.step()) == []
-    publish(STORE, image)
-    engine.scheduler.mark_ready([image.mm_hash], engine.now)
+    engine.arrive(image)
     engine.run_out()
     assert set(finished(engine)) == {"a", "b"}
 
 
 def test_a_ready_mark_may_overtake_its_request(make: Make) -> None:
     engine, image = make(), make_feature("cat", 2, 6)
-    publish(STORE, image)
-    engine.scheduler.mark_ready([image.mm_hash], engine.now)
+    engine.arrive(image)
     engine.now = 2.0
     engine.add(make_request("a", 10, [image], ready=[]))
     engine.run_out()
@@ -157,7 +154,6 @@ def test_items_that_can_never_be_resident_together_are_refused(make: Make) -> No
     engine = make(capacity=16 * 10)
     with pytest.raises(InvalidRequest, match="--encoder-cache-memory"):
         engine.add(make_request("a", 20, [make_feature("x", 0, 6), make_feature("y", 8, 6)]))
-    engine.assert_at_rest()
 
 
 def test_rows_that_do_not_fit_the_placeholders_are_refused(make: Make) -> None:
@@ -177,7 +173,6 @@ def test_a_request_that_lies_about_a_resident_item_ends_alone(make: Make) -> Non
     engine.run_out()
     assert isinstance(finished(engine)["liar"].error, InvalidRequest)
     assert finished(engine)["a"].error is None
-    engine.assert_at_rest()
 
 
 def test_a_request_that_lies_about_an_item_first_fails_no_other_load(make: Make) -> None:
@@ -192,7 +187,6 @@ def test_a_request_that_lies_about_an_item_first_fails_no_other_load(make: Make)
     engine.add(make_request("a", 12, [image], arrival=2.0, attempt=2))
     engine.run_out()
     assert finished(engine)["a"].error is None
-    engine.assert_at_rest()
 
 
 def test_a_request_that_waits_for_blocks_does_not_keep_embeddings_from_others(make: Make) -> None:
@@ -205,7 +199,6 @@ def test_a_request_that_waits_for_blocks_does_not_keep_embeddings_from_others(ma
     engine.run_out()
     assert {event.error for event in finished(engine).values()} == {None}
     assert len(finished(engine)) == 4
-    engine.assert_at_rest()
 
 
 def test_media_wait_for_room_in_order_and_text_passes_them(make: Make) -> None:
@@ -230,7 +223,6 @@ def test_two_adjacent_items_enter_a_cache_that_holds_just_them(make: Make) -> No
     engine.add(make_request("a", 9, items), make_request("b", 9, items, arrival=1.0))
     engine.run_out()
     assert set(finished(engine)) == {"a", "b"}
-    engine.assert_at_rest()
 
 
 def test_an_item_gone_from_the_store_is_reported_once_and_awaited(make: Make) -> None:
@@ -239,11 +231,9 @@ def test_an_item_gone_from_the_store_is_reported_once_and_awaited(make: Make) ->
     for _ in range(5):
         engine.step()
     assert names(engine.of(ItemMissing)) == ["a", "b"]
-    publish(STORE, image)
-    engine.scheduler.mark_ready([image.mm_hash], engine.now)
+    engine.arrive(image)
     engine.run_out()
     assert {event.error for event in finished(engine).values()} == {None}
-    engine.assert_at_rest()
 
 
 def test_a_loss_is_reported_once_to_a_request_even_if_later_ones_come_with_an_old_ready_mark(make):
@@ -254,11 +244,9 @@ def test_a_loss_is_reported_once_to_a_request_even_if_later_ones_come_with_an_ol
         for _ in range(4):
             engine.step()
     assert names(engine.of(ItemMissing)) == ["a", "b", "c", "d"]
-    publish(STORE, image)
-    engine.scheduler.mark_ready([image.mm_hash], engine.now)
+    engine.arrive(image)
     engine.run_out()
     assert {event.error for event in finished(engine).values()} == {None}
-    engine.assert_at_rest()
 
 
 def test_a_load_that_fails_while_its_request_runs_is_started_again(make: Make) -> None:
@@ -277,7 +265,6 @@ def test_a_load_that_fails_while_its_request_runs_is_started_again(make: Make) -
     engine.scheduler.mark_ready([image.mm_hash], engine.now)
     engine.run_out()
     assert finished(engine)["a"].error is None
-    engine.assert_at_rest()
 
 
 def test_a_load_that_the_store_does_not_answer_is_no_loss_and_its_request_goes_on_elsewhere(make):
@@ -312,7 +299,6 @@ def test_without_the_store_those_that_wait_for_an_embedding_end_and_all_others_g
         "t": None,
         "again": None,
     }
-    engine.assert_at_rest()
 
 
 def test_a_second_loss_is_reported_again(make: Make) -> None:
@@ -335,10 +321,8 @@ def test_a_mark_is_worth_nothing_once_the_item_is_lost(make: Make) -> None:
     for _ in range(4):
         engine.step()
     assert names(engine.of(ItemMissing)) == ["a"]
-    publish(STORE, image)
-    engine.scheduler.mark_ready([image.mm_hash], engine.now)
+    engine.arrive(image)
     engine.run_out()
-    engine.assert_at_rest()
 
 
 def test_an_item_that_another_request_made_resident_costs_no_load(make: Make) -> None:
@@ -367,4 +351,3 @@ def test_a_prefix_hit_over_a_whole_item_needs_no_embedding(make: Make) -> None:
     engine.add(make_request("b", 12, [image], ready=[]))
     engine.run_out()
     assert finished(engine)["b"].usage.cached_tokens == 8
-    engine.assert_at_rest()

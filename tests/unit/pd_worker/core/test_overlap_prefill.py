@@ -14,20 +14,14 @@ from support.engine.engine_requests import (
     make_feature,
     make_request,
     names,
-    publish,
     shares,
 )
 from triptych.base.errors import InternalError
-from triptych.base.types import FinishReason, MMFeature
+from triptych.base.types import FinishReason
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, OverlapStats, SchedulerOutput
 from triptych.pd_worker.core.request_events import ItemMissing
 
 CAT, DOG = make_feature("cat", 4, 12), make_feature("dog", 20, 12)
-
-
-def arrive(engine: ModellessEngine, *features: MMFeature) -> None:
-    publish(STORE, *features)
-    engine.scheduler.mark_ready([feature.mm_hash for feature in features], engine.now)
 
 
 def steps(engine: ModellessEngine, count: int = 4) -> list[list[tuple[str, int, int]]]:
@@ -39,8 +33,16 @@ def steps(engine: ModellessEngine, count: int = 4) -> list[list[tuple[str, int, 
 def half_way(engine: ModellessEngine, **options: object) -> ModellessEngine:
     """One of two items has come, and the prompt before the other is prefilled."""
     engine.add(make_request("a", 36, [CAT, DOG], ready=[], **options))  # type: ignore[arg-type]
-    arrive(engine, CAT)
+    engine.arrive(CAT)
     assert sum(count for step in steps(engine) for _, _, count in step) == 20
+    return engine
+
+
+@pytest.fixture
+def waiting(make: Make) -> ModellessEngine:
+    """An engine with a request of two items, of which none is there."""
+    engine = make()
+    engine.add(make_request("a", 36, [CAT, DOG], ready=[]))
     return engine
 
 
@@ -48,26 +50,21 @@ def overlap(engine: ModellessEngine) -> OverlapStats:
     return engine.scheduler.collect_stats().overlap
 
 
-def test_a_prompt_is_prefilled_up_to_its_first_missing_item_and_then_goes_on_from_there(make: Make) -> None:
-    engine = make()
-    engine.add(make_request("a", 36, [CAT, DOG], ready=[]))
-    assert steps(engine) == [[("a", 0, 4)]], "the text before the first item"
-    arrive(engine, CAT)
-    assert steps(engine) == [[("a", 4, 16)]]
-    arrive(engine, DOG)
-    assert steps(engine) == [[("a", 20, 16)]]
-    assert finished(engine)["a"].reason is FinishReason.LENGTH
-    assert overlap(engine) == OverlapStats(requests=1, tokens=20)
-    engine.assert_at_rest()
+def test_a_prompt_is_prefilled_up_to_its_first_missing_item_and_then_goes_on_from_there(waiting):
+    assert steps(waiting) == [[("a", 0, 4)]], "the text before the first item"
+    waiting.arrive(CAT)
+    assert steps(waiting) == [[("a", 4, 16)]]
+    waiting.arrive(DOG)
+    assert steps(waiting) == [[("a", 20, 16)]]
+    assert finished(waiting)["a"].reason is FinishReason.LENGTH
+    assert overlap(waiting) == OverlapStats(requests=1, tokens=20)
 
 
-def test_what_stands_behind_a_missing_item_is_not_prefilled(make: Make) -> None:
-    engine = make()
-    engine.add(make_request("a", 36, [CAT, DOG], ready=[]))
-    arrive(engine, DOG)
-    assert steps(engine) == [[("a", 0, 4)]]
-    arrive(engine, CAT)
-    assert steps(engine) == [[("a", 4, 16)], [("a", 20, 16)]]
+def test_what_stands_behind_a_missing_item_is_not_prefilled(waiting: ModellessEngine) -> None:
+    waiting.arrive(DOG)
+    assert steps(waiting) == [[("a", 0, 4)]]
+    waiting.arrive(CAT)
+    assert steps(waiting) == [[("a", 4, 16)], [("a", 20, 16)]]
 
 
 def test_the_items_of_a_prefilled_part_stay_until_the_request_starts(make: Make) -> None:
@@ -77,7 +74,7 @@ def test_the_items_of_a_prefilled_part_stay_until_the_request_starts(make: Make)
     engine.add(make_request("text", [9] * 46))
     steps(engine)
     assert overlap(engine).lost_tokens > 0
-    arrive(engine, DOG)
+    engine.arrive(DOG)
     engine.run_out()
     assert engine.of(ItemMissing) == []
     assert finished(engine)["a"].error is None
@@ -107,7 +104,7 @@ def test_evicted_tokens_are_not_computed_early_again(make: Make) -> None:
         engine.add(make_request(f"text{number}", [100 + number] * 46))
         chunks = [share for step in steps(engine) for share in step]
         assert {name for name, _, _ in chunks} == {f"text{number}"}
-    arrive(engine, DOG)
+    engine.arrive(DOG)
     engine.run_out()
     assert overlap(engine) == OverlapStats(requests=1, tokens=20, lost_tokens=20)
     assert finished(engine)["a"].usage.cached_tokens == 0
@@ -116,7 +113,7 @@ def test_evicted_tokens_are_not_computed_early_again(make: Make) -> None:
 def test_chunks_end_with_a_block(make: Make) -> None:
     engine, image = make(budget=10), make_feature("cat", 2, 12)
     engine.add(make_request("a", 30, [image, make_feature("dog", 23, 4)], ready=[]))
-    arrive(engine, image)
+    engine.arrive(image)
     assert steps(engine, 6) == [[("a", 0, 8)], [("a", 8, 8)], [("a", 16, 4)]], "nothing is computed twice"
 
 
@@ -133,7 +130,7 @@ def test_an_atomic_span_above_what_is_left_of_the_step_waits(make: Make) -> None
     engine, image = make(budget=12), make_feature("cat", 0, 12, atomic=True)
     engine.add(make_request("text", [9] * 4, max_tokens=1))
     engine.add(make_request("a", 24, [image, make_feature("dog", 12, 6)], ready=[], arrival=1.0))
-    arrive(engine, image)
+    engine.arrive(image)
     assert steps(engine) == [[("text", 0, 4)], [("a", 0, 12)]]
 
 
@@ -141,7 +138,7 @@ def test_of_requests_with_one_prompt_the_first_is_prefilled_and_the_others_find_
     engine = make(budget=64)
     for choice in range(3):
         engine.add(make_request(f"c{choice}", 36, [CAT, DOG], ready=[], arrival=float(choice)))
-    arrive(engine, CAT)
+    engine.arrive(CAT)
     assert [share for step in steps(engine) for share in step] == [("c0", 0, 4), ("c0", 4, 16)]
 
 
@@ -160,7 +157,7 @@ def test_only_what_others_have_computed_counts_as_cached(make: Make) -> None:
     engine.run_out()
     engine.add(make_request("a", 36, [make_feature("cat", 16, 8), make_feature("dog", 24, 8)], ready=[]))
     assert steps(engine) == [[("a", 12, 4)]]
-    arrive(engine, make_feature("cat", 16, 8), make_feature("dog", 24, 8))
+    engine.arrive(make_feature("cat", 16, 8), make_feature("dog", 24, 8))
     outputs = engine.run_out()
     assert finished(engine)["a"].usage.cached_tokens == 12
     assert sum(output.prefix_hit for output in outputs) == 12
@@ -171,37 +168,31 @@ def test_an_item_lost_in_the_gap_is_encoded_again_and_nothing_is_computed_twice(
     engine.scheduler.mark_ready([DOG.mm_hash], engine.now)  # stored, and gone again
     steps(engine)
     assert [event.mm_hash for event in engine.of(ItemMissing)] == [DOG.mm_hash]
-    arrive(engine, DOG)
+    engine.arrive(DOG)
     assert steps(engine) == [[("a", 20, 16)]]
-    engine.assert_at_rest()
 
 
-def test_a_step_that_fails_ends_the_request_and_keeps_nothing_of_it(make: Make) -> None:
-    engine = make()
-    engine.add(make_request("a", 36, [CAT, DOG], ready=[]))
-    engine.step(error=RuntimeError("no memory"))
-    assert isinstance(finished(engine)["a"].error, InternalError)
-    engine.assert_at_rest()
-    engine.add(make_request("b", 36, [CAT, DOG], ready=[]))
-    assert steps(engine) == [[("b", 0, 4)]]
+def test_a_step_that_fails_ends_the_request_and_keeps_nothing_of_it(waiting: ModellessEngine) -> None:
+    waiting.step(error=RuntimeError("no memory"))
+    assert isinstance(finished(waiting)["a"].error, InternalError)
+    waiting.add(make_request("b", 36, [CAT, DOG], ready=[]))
+    assert steps(waiting) == [[("b", 0, 4)]]
 
 
-def test_what_is_not_finite_is_never_found(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = make()
-    engine.add(make_request("a", 36, [CAT, DOG], ready=[]))
-    run = engine.run
+def test_what_is_not_finite_is_never_found(waiting: ModellessEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = waiting.run
 
     def overflowing(output: SchedulerOutput) -> ModelRunnerOutput:
         result = run(output)
         result.non_finite = frozenset({0}) if output.chunks else frozenset()
         return result
 
-    monkeypatch.setattr(engine, "run", overflowing)
-    engine.step()
+    monkeypatch.setattr(waiting, "run", overflowing)
+    waiting.step()
     monkeypatch.undo()
-    assert isinstance(finished(engine)["a"].error, InternalError)
-    engine.add(make_request("b", 36, [CAT, DOG], ready=[]))
-    assert steps(engine) == [[("b", 0, 4)]]
+    assert isinstance(finished(waiting)["a"].error, InternalError)
+    waiting.add(make_request("b", 36, [CAT, DOG], ready=[]))
+    assert steps(waiting) == [[("b", 0, 4)]]
 
 
 @settings(max_examples=40, deadline=None)
@@ -221,7 +212,7 @@ def test_in_whatever_order_items_come_all_is_computed_once_and_in_order(data, bu
             chunks += engine.step().chunks
             missing = [f.placement.offset for f in features if f.mm_hash not in there]
             assert all(chunk.end <= min(missing) for chunk in chunks)
-        arrive(engine, feature)
+        engine.arrive(feature)
         there.add(feature.mm_hash)
     chunks += [chunk for output in engine.run_out() for chunk in output.chunks]
     done = 0
@@ -236,7 +227,7 @@ def test_in_whatever_order_items_come_all_is_computed_once_and_in_order(data, bu
 def test_early_tokens_of_waiting_requests_are_counted_by_request_once(make: Make) -> None:
     engine = make(budget=4)
     engine.add(make_request("a", 36, [CAT, DOG], ready=[]))
-    arrive(engine, CAT)
+    engine.arrive(CAT)
     assert len(steps(engine, 8)) == 5
     assert overlap(engine) == OverlapStats(requests=1, tokens=20)
     assert names(engine.of(ItemMissing)) == []

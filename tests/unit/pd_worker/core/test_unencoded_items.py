@@ -67,7 +67,6 @@ def test_an_item_whose_span_is_cached_is_neither_loaded_nor_missed(make: Make) -
     assert missing(engine) == []
     assert [event.request_id for event in engine.of(ItemLoaded)] == ["second"]
     assert finished(engine)["second"].usage.cached_tokens == 12
-    engine.assert_at_rest()
 
 
 def test_an_item_that_is_not_cached_is_missed_with_the_admission_and_used_once_it_is_there(make):
@@ -78,11 +77,9 @@ def test_an_item_that_is_not_cached_is_missed_with_the_admission_and_used_once_i
     for _ in range(3):
         engine.step()
     assert missing(engine) == [("a", image.mm_hash)]
-    publish(STORE, image)
-    engine.scheduler.mark_ready([image.mm_hash], engine.now)
+    engine.arrive(image)
     engine.run_out()
     assert answered(engine, "a")
-    engine.assert_at_rest()
 
 
 def test_a_picture_that_stands_twice_in_the_prefix_is_not(make: Make) -> None:
@@ -92,7 +89,6 @@ def test_a_picture_that_stands_twice_in_the_prefix_is_not(make: Make) -> None:
     engine.run_out()
     assert missing(engine) == []
     assert answered(engine, "b")
-    engine.assert_at_rest()
 
 
 def test_another_salts_prefix_does_not_count(make: Make) -> None:
@@ -126,11 +122,9 @@ def test_a_prefix_that_is_evicted_while_its_request_waits_is_missed_then(make: M
     while not missing(engine):
         engine.step()
     assert "long" not in finished(engine)
-    publish(STORE, image)
-    engine.scheduler.mark_ready([image.mm_hash], engine.now)
+    engine.arrive(image)
     engine.run_out()
     assert answered(engine, "long", "b")
-    engine.assert_at_rest()
 
 
 def test_a_preempted_request_whose_prefix_is_evicted_misses_its_item(make: Make) -> None:
@@ -142,11 +136,9 @@ def test_a_preempted_request_whose_prefix_is_evicted_misses_its_item(make: Make)
         engine.step()
         assert engine.scheduler.num_running
     assert [event.request_id for event in engine.of(ItemLoaded)] == ["b"]  # it had the item before
-    publish(STORE, image)
-    engine.scheduler.mark_ready([image.mm_hash], engine.now)
+    engine.arrive(image)
     engine.run_out()
     assert answered(engine, "long", "b")
-    engine.assert_at_rest()
 
 
 def test_a_request_misses_its_item_though_another_one_waits_for_it_already(make: Make) -> None:
@@ -162,8 +154,7 @@ def test_a_request_misses_its_item_though_another_one_waits_for_it_already(make:
 
 def test_a_ready_mark_of_another_proxy_makes_it_an_item_like_any_other(make: Make) -> None:
     engine, image = make(), make_feature("cat", 2, 6)
-    publish(STORE, image)
-    engine.scheduler.mark_ready([image.mm_hash], engine.now)
+    engine.arrive(image)
     engine.add(again("b", 12, image))
     engine.run_out()
     assert missing(engine) == []
@@ -220,8 +211,7 @@ def test_an_item_whose_cross_table_goes_before_the_start_is_missed_and_then_load
         if missing(engine):
             break
     engine.events = [event for event in engine.events if not isinstance(event, ItemLoaded)]
-    publish(STORE, text)
-    engine.scheduler.mark_ready([text.mm_hash], engine.now)
+    engine.arrive(text)
     engine.run_out()
     assert [event.mm_hash for event in engine.of(ItemLoaded)] == [text.mm_hash]
     assert answered(engine, "a", "b")

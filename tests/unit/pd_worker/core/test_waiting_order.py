@@ -152,8 +152,7 @@ def test_looking_only_where_something_has_happened_decides_as_looking_at_all(cro
             if rng.random() < 0.5:
                 image = _feature(rng.randrange(POOL), cross=cross)
                 if rng.random() < 0.95:
-                    publish(STORE, image)
-                engine.scheduler.mark_ready([image.mm_hash], engine.now)
+                    engine.arrive(image)
             if rng.random() < 0.03:
                 STORE.clear()
             if rng.random() < 0.05:

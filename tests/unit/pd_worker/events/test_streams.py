@@ -18,32 +18,43 @@ from triptych.pd_worker.core.request_events import (
     RequestFinished,
 )
 from triptych.pd_worker.events.request_log import TokenTexts
-from triptych.pd_worker.events.streams import KEEP_DETACHED_SECONDS, KEEP_FINISHED_SECONDS, EventStreams
+from triptych.pd_worker.events.streams import (
+    KEEP_DETACHED_SECONDS,
+    KEEP_FINISHED_SECONDS,
+    EventStream,
+    EventStreams,
+)
 from triptych.protos import pd_pb2
 
 KEY = "a" * 64
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Box:
     """Event streams with a clock of its own, and what it has cancelled."""
 
     def __init__(self, texts: TokenTexts | None = None) -> None:
-        self.clock = Clock()
+        self.now = 100.0
         self.cancelled: list[tuple[list[str], str]] = []
         self.streams = EventStreams(
-            lambda ids, proxy: self.cancelled.append((list(ids), proxy)), self.clock, texts
+            lambda ids, proxy: self.cancelled.append((list(ids), proxy)), lambda: self.now, texts
         )
+
+    def opened(self, *requests: str, **options: bool) -> EventStream:
+        """The stream of an attached proxy with these requests, or with one."""
+        stream = self.streams.attach("p1", [], **options)
+        for request in requests or ("r1",):
+            self.streams.open("p1", request, 1)
+        return stream
+
+    def attach(self, *named: pd_pb2.Reattach) -> EventStream:
+        return self.streams.attach("p1", named)
 
     def deliver(self, *events) -> None:
         self.streams.deliver(events)
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.streams.sweep()
 
 
 @pytest.fixture
@@ -82,9 +93,7 @@ def kinds(events):
 
 
 async def test_one_steps_events_of_all_requests_are_one_message(box):
-    stream = box.streams.attach("p1", [])
-    box.streams.open("p1", "r1", 1)
-    box.streams.open("p1", "r2", 1)
+    stream = box.opened("r1", "r2")
     box.deliver(admitted(), tokens(0, 7, text="a"), tokens(0, 8, text="b", request="r2"))
     events = await following(stream)
     assert kinds(events) == [("r1", "admitted"), ("r1", "tokens"), ("r2", "tokens")]
@@ -93,8 +102,7 @@ async def test_one_steps_events_of_all_requests_are_one_message(box):
 
 
 async def test_what_waits_for_a_slow_proxy_is_merged(box):
-    stream = box.streams.attach("p1", [])
-    box.streams.open("p1", "r1", 1)
+    stream = box.opened()
     for position in range(1000):
         box.deliver(tokens(position, position, text="x"))
     box.deliver(finished())
@@ -115,16 +123,14 @@ async def test_events_of_other_attempts_and_unknown_requests_are_dropped(box):
 
 
 async def test_a_reattached_proxy_gets_everything_after_its_position_again(box):
-    first = box.streams.attach("p1", [])
-    box.streams.open("p1", "r1", 1)
+    first = box.opened()
     box.deliver(admitted(), ItemLoaded(mm_hash=KEY, seconds=0.5, **names()))
     for position, text in enumerate("abcd"):
         box.deliver(tokens(position, position, text=text))
     await following(first)
     box.streams.detach(first)
     box.deliver(tokens(4, 4, text="e"))
-    second = box.streams.attach("p1", [reattach(2)])
-    events = await following(second)
+    events = await following(box.attach(reattach(2)))
     assert kinds(events) == [("r1", "admitted"), ("r1", "item_loaded"), ("r1", "tokens")]
     assert (events[2].tokens.position, events[2].tokens.text) == (2, "cde")
     assert list(events[2].tokens.token_ids) == [2, 3, 4]
@@ -132,33 +138,27 @@ async def test_a_reattached_proxy_gets_everything_after_its_position_again(box):
 
 
 async def test_the_last_event_is_sent_again_to_a_proxy_that_missed_it(box):
-    first = box.streams.attach("p1", [])
-    box.streams.open("p1", "r1", 1)
+    first = box.opened()
     box.deliver(tokens(0, 1, text="a"), finished())
     await following(first)
-    box.clock.now += KEEP_FINISHED_SECONDS - 1
-    box.streams.sweep()
-    events = await following(box.streams.attach("p1", [reattach(1)]))
+    box.wait(KEEP_FINISHED_SECONDS - 1)
+    events = await following(box.attach(reattach(1)))
     assert kinds(events) == [("r1", "finished")] and events[0].finished.work_seconds == 5
 
 
 async def test_a_finished_request_is_forgotten_in_the_end(box):
-    stream = box.streams.attach("p1", [])
-    box.streams.open("p1", "r1", 1)
+    stream = box.opened()
     box.deliver(finished())
     await following(stream)
-    box.clock.now += KEEP_FINISHED_SECONDS + 1
-    box.streams.sweep()
+    box.wait(KEEP_FINISHED_SECONDS + 1)
     assert not box.streams.holds("p1", "r1", 1)
     assert box.cancelled == []
 
 
 async def test_a_finished_request_is_kept_until_its_attached_proxy_has_fetched_it(box):
-    stream = box.streams.attach("p1", [])
-    box.streams.open("p1", "r1", 1)
+    stream = box.opened()
     box.deliver(finished())
-    box.clock.now += 100 * KEEP_FINISHED_SECONDS
-    box.streams.sweep()
+    box.wait(100 * KEEP_FINISHED_SECONDS)
     assert kinds(await following(stream)) == [("r1", "finished")]
 
 
@@ -168,54 +168,45 @@ async def test_a_finished_request_is_kept_until_its_attached_proxy_has_fetched_i
     ids=["unknown", "attempt", "inside a message", "beyond"],
 )
 async def test_a_request_that_cannot_go_on_is_lost(box, named):
-    first = box.streams.attach("p1", [])
-    box.streams.open("p1", "r1", 1)
+    first = box.opened()
     box.deliver(tokens(0, 1, 2, text="ab"))
     await following(first)
-    events = await following(box.streams.attach("p1", [named]))
+    events = await following(box.attach(named))
     assert kinds(events) == [(named.request_id, "lost")]
     assert events[0].attempt == named.attempt
     assert box.cancelled == [(["r1"], "p1")]
 
 
 async def test_requests_that_are_not_named_are_cancelled(box):
-    box.streams.attach("p1", [])
-    for request in ("r1", "r2", "r3"):
-        box.streams.open("p1", request, 1)
+    box.opened("r1", "r2", "r3")
     box.deliver(finished(request="r3"))
-    box.streams.attach("p1", [reattach(0, request="r2")])
+    box.attach(reattach(0, request="r2"))
     assert box.cancelled == [(["r1"], "p1")]
     assert box.streams.unfinished == 1
 
 
 async def test_a_proxy_that_stays_away_loses_its_requests(box):
-    stream = box.streams.attach("p1", [])
-    box.streams.open("p1", "r1", 1)
+    stream = box.opened()
     box.streams.detach(stream)
-    box.clock.now += KEEP_DETACHED_SECONDS - 0.1
-    box.streams.sweep()
+    box.wait(KEEP_DETACHED_SECONDS - 0.1)
     assert box.cancelled == []
-    box.clock.now += 0.2
-    box.streams.sweep()
+    box.wait(0.2)
     assert box.cancelled == [(["r1"], "p1")]
     assert box.streams.idle
 
 
 async def test_a_proxy_that_never_attaches_loses_its_requests(box):
     box.streams.open("p1", "r1", 1)
-    box.clock.now += KEEP_DETACHED_SECONDS + 0.1
-    box.streams.sweep()
+    box.wait(KEEP_DETACHED_SECONDS + 0.1)
     assert box.cancelled == [(["r1"], "p1")]
 
 
 async def test_the_end_of_a_replaced_stream_detaches_no_proxy(box):
-    old = box.streams.attach("p1", [])
-    box.streams.open("p1", "r1", 1)
-    box.streams.attach("p1", [reattach(0)])
+    old = box.opened()
+    box.attach(reattach(0))
     assert await asyncio.wait_for(old.next(), 1) is None
     box.streams.detach(old)
-    box.clock.now += 10 * KEEP_DETACHED_SECONDS
-    box.streams.sweep()
+    box.wait(10 * KEEP_DETACHED_SECONDS)
     assert box.cancelled == []
 
 
@@ -233,8 +224,7 @@ async def test_an_attempt_that_was_given_up_stays_known_while_its_events_may_com
     box.streams.attach("p1", [])
     box.streams.open("p1", "r1", 2)
     box.streams.cancel("p1", ["r1"])
-    box.clock.now += KEEP_FINISHED_SECONDS - 1
-    box.streams.sweep()
+    box.wait(KEEP_FINISHED_SECONDS - 1)
     assert not box.streams.open("p1", "r1", 1)
     assert not box.streams.open("p1", "r1", 2)
     assert box.streams.open("p1", "r1", 3)
@@ -245,25 +235,21 @@ async def test_what_has_been_is_forgotten_in_the_end(box):
     for request in ("r1", "r2"):
         box.streams.open("p1", request, 1)
         box.streams.cancel("p1", [request])
-        box.clock.now += KEEP_FINISHED_SECONDS - 1
-    box.streams.sweep()
+        box.wait(KEEP_FINISHED_SECONDS - 1)
     assert box.streams.open("p1", "r1", 1)
     assert not box.streams.open("p1", "r2", 1)
 
 
 async def test_a_missing_item_is_reported_again_until_it_is_ready(box):
-    first = box.streams.attach("p1", [])
-    box.streams.open("p1", "r1", 1)
+    first = box.opened()
     box.deliver(ItemMissing(mm_hash=KEY, damaged_digest="d", **names()))
     await following(first)
-    again = box.streams.attach("p1", [reattach(0)])
-    events = await following(again)
+    events = await following(box.attach(reattach(0)))
     assert (events[0].item_missing.mm_hash, events[0].item_missing.damaged_digest) == (KEY, "d")
     box.streams.items_ready("p1", [KEY])
-    box.streams.attach("p1", [reattach(0)])
+    box.attach(reattach(0))
     box.deliver(ItemLoaded(mm_hash=KEY, seconds=1.0, **names()))
-    third = box.streams.attach("p1", [reattach(0)])
-    assert kinds(await following(third)) == [("r1", "item_loaded")]
+    assert kinds(await following(box.attach(reattach(0)))) == [("r1", "item_loaded")]
 
 
 async def test_a_request_that_is_given_up_is_forgotten_at_once(box):
@@ -275,8 +261,7 @@ async def test_a_request_that_is_given_up_is_forgotten_at_once(box):
 
 
 async def test_a_shut_down_stream_ends_after_its_last_events(box):
-    stream = box.streams.attach("p1", [])
-    box.streams.open("p1", "r1", 1)
+    stream = box.opened()
     box.deliver(finished())
     assert not box.streams.idle
     box.streams.shut_down()
@@ -286,16 +271,14 @@ async def test_a_shut_down_stream_ends_after_its_last_events(box):
 
 
 async def test_what_has_not_finished_at_a_shut_down_is_lost_after_its_last_tokens(box):
-    stream = box.streams.attach("p1", [])
-    box.streams.open("p1", "r1", 1)
+    stream = box.opened()
     box.deliver(tokens(0, 1, text="a"))
     box.streams.shut_down()
     assert kinds(await following(stream)) == [("r1", "tokens"), ("r1", "lost")]
 
 
 async def test_the_engines_thread_wakes_a_waiting_stream(box):
-    stream = box.streams.attach("p1", [])
-    box.streams.open("p1", "r1", 1)
+    stream = box.opened()
     waiting = asyncio.create_task(following(stream))
     await asyncio.sleep(0)
     thread = threading.Thread(target=box.streams.emit, args=([tokens(0, 1)],))
@@ -328,9 +311,7 @@ async def test_beats_that_a_slow_proxy_has_not_taken_are_one(box):
 
 
 async def test_an_event_that_cannot_be_filed_ends_its_request_and_no_other(box):
-    for request in ("r1", "r2", "r3"):
-        box.streams.open("p1", request, 1)
-    stream = box.streams.attach("p1", [reattach(0, request) for request in ("r1", "r2", "r3")])
+    stream = box.opened("r1", "r2", "r3")
     bad = tokens(0, -1, text="no token is negative", request="r2")
     box.deliver(tokens(0, 5, text="a"), bad, tokens(0, 6, text="c", request="r3"))
     box.deliver(finished(request="r2"))
@@ -341,9 +322,7 @@ async def test_an_event_that_cannot_be_filed_ends_its_request_and_no_other(box):
 
 
 async def test_events_that_cannot_be_sent_end_their_request_and_not_the_stream(box, monkeypatch):
-    for request in ("r1", "r2"):
-        box.streams.open("p1", request, 1)
-    stream = box.streams.attach("p1", [reattach(0, request) for request in ("r1", "r2")])
+    stream = box.opened("r1", "r2")
     box.deliver(tokens(0, 5, text="\ud800", request="r1"), tokens(0, 6, text="b", request="r2"))
     events = {event.request_id: event for event in (await stream.next()).events}
     assert events["r1"].finished.error.code == InternalError.code
@@ -351,9 +330,7 @@ async def test_events_that_cannot_be_sent_end_their_request_and_not_the_stream(b
 
 
 async def test_new_output_of_many_requests_is_lists_for_a_proxy_that_reads_them(box):
-    stream = box.streams.attach("p1", [], step_tokens=True)
-    for name in ("r1", "r2"):
-        box.streams.open("p1", name, 1)
+    stream = box.opened("r1", "r2", step_tokens=True)
     box.deliver(admitted(), tokens(0, 7, text="a"), admitted(request="r2"), tokens(0, 8, request="r2"))
     assert kinds(await following(stream)) == [
         ("r1", "admitted"),
@@ -377,9 +354,8 @@ async def test_new_output_of_many_requests_is_lists_for_a_proxy_that_reads_them(
 
 
 async def test_an_end_stays_behind_its_tokens_and_a_loss_behind_the_lists(box):
-    stream = box.streams.attach("p1", [], step_tokens=True)
+    stream = box.opened("r1", "r2", step_tokens=True)
     for name in ("r1", "r2"):
-        box.streams.open("p1", name, 1)
         box.deliver(admitted(request=name), tokens(0, 7, request=name))
     await following(stream)
     box.deliver(tokens(1, 8), finished(), tokens(1, 8, request="r2"))
@@ -391,8 +367,7 @@ async def test_an_end_stays_behind_its_tokens_and_a_loss_behind_the_lists(box):
 
 async def test_log_probabilities_are_never_left_behind_by_lists():
     box = Box(TokenTexts(Tokenizer(WordLevel({str(token): token for token in range(10)}))))
-    stream = box.streams.attach("p1", [], step_tokens=True)
-    box.streams.open("p1", "r1", 1)
+    stream = box.opened(step_tokens=True)
     box.deliver(admitted())
     await following(stream)
     raw = RawLogprobs((7, -0.5), ((7, -0.5),))
@@ -402,9 +377,8 @@ async def test_log_probabilities_are_never_left_behind_by_lists():
 
 
 async def test_a_text_that_is_no_unicode_ends_its_request_and_leaves_the_lists_whole(box):
-    stream = box.streams.attach("p1", [], step_tokens=True)
+    stream = box.opened("r1", "r2", step_tokens=True)
     for name in ("r1", "r2"):
-        box.streams.open("p1", name, 1)
         box.deliver(admitted(request=name))
     await following(stream)
     box.deliver(tokens(0, 7, text="\ud800"), tokens(0, 8, request="r2", text="well"))

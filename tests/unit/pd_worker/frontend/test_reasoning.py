@@ -27,9 +27,7 @@ def tokenizer(request, tmp_path_factory) -> Tokenizer:
 
 @pytest.fixture
 def reasoning(tokenizer) -> Reasoning:
-    found = find_reasoning("auto", "{{ '</think>' }}", tokenizer)
-    assert found is not None
-    return found
+    return find_reasoning("auto", "{{ '</think>' }}", tokenizer)
 
 
 def ids(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -124,7 +122,6 @@ def test_a_model_that_may_reason_begins_with_the_form_or_with_the_marker(tokeniz
     grammar = GrammarCompiler(tokenizer, (eos,))
     allowed = ReasoningMask(reasoning, ReasoningPhase.OPEN, grammar.state(FORM), None, (eos,)).allowed([])
     plain = grammar.state(FORM).allowed([])
-    assert allowed is not None
     assert set(allowed.nonzero()[0]) == {*plain.nonzero()[0], reasoning.start}
     straight = ReasoningMask(reasoning, ReasoningPhase.OPEN, grammar.state(FORM), 0, (eos,))
     assert straight.follow(ids(tokenizer, '"red"'))

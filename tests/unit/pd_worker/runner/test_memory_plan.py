@@ -250,7 +250,7 @@ def test_what_triton_compiles_for_decodes_has_run_before_the_first_request(check
 
 
 def test_a_large_cache_on_a_cpu_takes_memory_as_it_is_used() -> None:
-    from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
+    from triptych.pd_worker.attention.metadata import PagedKVCache
 
     memory = CpuMemory()
     before = memory.used()

@@ -12,7 +12,7 @@ import torch
 
 from support.engine.engine_requests import bare_decoder, make_cross, make_request
 from support.graphs import Operators
-from triptych.pd_worker.attention.paged_kv_cache import PagedKVCache
+from triptych.pd_worker.attention.metadata import PagedKVCache
 from triptych.pd_worker.core.kv_cache.block_pool import PrefixChain
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import BlockCopy
 from triptych.pd_worker.core.outputs import ScheduledChunk
@@ -24,6 +24,16 @@ from triptych.pd_worker.runner.model_runner import check_projection, non_finite_
 from triptych.pd_worker.runner.pooler import add_chunk, add_chunks, finish, score
 
 NAN, INF = float("nan"), float("inf")
+
+
+def cache(
+    num_blocks: int = 12, layers: int = 1, heads: int = 1, dim: int = 1, dtype: torch.dtype = torch.float32
+) -> PagedKVCache:
+    """A cache with blocks of two tokens."""
+    return PagedKVCache(
+        num_layers=layers, num_blocks=num_blocks, block_size=2, num_kv_heads=heads, head_dim=dim,
+        dtype=dtype, device=torch.device("cpu"),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -50,26 +60,18 @@ def test_values_whose_sum_leaves_the_range_are_numbers_all_the_same():
 @pytest.mark.parametrize("name", ["key", "value"])
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 def test_a_key_that_overflows_in_half_precision_spoils_its_chunk_though_its_row_is_a_number(name, bad):
-    cache = PagedKVCache(
-        num_layers=2,
-        num_blocks=2,
-        block_size=4,
-        num_kv_heads=2,
-        head_dim=4,
-        dtype=torch.float16,
-        device=torch.device("cpu"),
-    )
+    written = cache(4, layers=2, heads=2, dim=4, dtype=torch.float16)
     slots, fine = torch.arange(6), torch.ones(6, 2, 4, dtype=torch.float16)
     poor = fine.clone()
     poor[3, 1, 2] = bad
-    cache.watch(6)
-    cache.write(0, slots, **{"key": fine, "value": fine, name: poor})
-    cache.write(1, slots, fine, fine)
+    written.watch(6)
+    written.write(0, slots, **{"key": fine, "value": fine, name: poor})
+    written.write(1, slots, fine, fine)
     hidden = torch.ones(6, 8, dtype=torch.float16)
-    assert non_finite_chunks(hidden, [1, 1, 4], cache.finite) == [2]
-    cache.watch(6)
-    cache.write(0, slots, fine, fine)
-    assert non_finite_chunks(hidden, [1, 1, 4], cache.finite) == []
+    assert non_finite_chunks(hidden, [1, 1, 4], written.finite) == [2]
+    written.watch(6)
+    written.write(0, slots, fine, fine)
+    assert non_finite_chunks(hidden, [1, 1, 4], written.finite) == []
 
 
 @pytest.mark.parametrize("place", ["key", "value"])
@@ -137,13 +139,6 @@ def cross_chunk(name: str, rows: int, start: int, count: int, own: tuple[int, ..
     return ScheduledChunk(state, start, count, own, (), False, cross, rows)
 
 
-def cache(num_blocks: int = 12) -> PagedKVCache:
-    return PagedKVCache(
-        num_layers=1, num_blocks=num_blocks, block_size=2, num_kv_heads=1, head_dim=1,
-        dtype=torch.float32, device=torch.device("cpu"),
-    )  # fmt: skip
-
-
 def test_two_requests_of_three_and_five_rows_in_blocks_of_two() -> None:
     builder = BatchBuilder(cache(), bare_decoder())
     decode = [cross_chunk("a", 3, 3, 1, (4, 9), (1, 5)), cross_chunk("b", 5, 2, 1, (3, 8), (3, 2, 7))]
@@ -198,20 +193,12 @@ def test_the_last_token_of_a_span_is_no_decode_though_it_is_computed_alone() -> 
 
 def filled_cache(num_blocks: int, dtype: torch.dtype = torch.float32, layers: int = 3) -> PagedKVCache:
     """Layer `l`, block `b`, its keys: 100 * l + b; its values the same with the other sign."""
-    cache = PagedKVCache(
-        num_layers=layers,
-        num_blocks=num_blocks,
-        block_size=2,
-        num_kv_heads=2,
-        head_dim=4,
-        dtype=dtype,
-        device=torch.device("cpu"),
-    )
-    for layer, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
+    made = cache(num_blocks, layers, heads=2, dim=4, dtype=dtype)
+    for layer, (keys, values) in enumerate(zip(made.keys, made.values, strict=True)):
         numbers = 100 * layer + torch.arange(num_blocks, dtype=dtype)[:, None, None, None]
         keys.copy_(numbers.expand_as(keys))
         values.copy_(-numbers.expand_as(values))
-    return cache
+    return made
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from transformers import RepetitionPenaltyLogitsProcessor
 
+from support.engine.engine_requests import greedy
 from triptych.base.types import SamplingParams
 from triptych.models.base import GenerationDefaults
 from triptych.pd_worker.core.sampling import resolve
@@ -152,3 +154,65 @@ def test_a_rule_that_forces_an_end_goes_before_the_least_number_of_tokens():
 
     request = dataclasses.replace(row(temperature=0.0, min_tokens=5), rules=(End(),))
     assert sample(logits(1), [request]) == [1]
+
+
+PROMPT = (1, 2, 3, 2, 40)
+OUTPUT = (7, 7, 7, 9, 2)
+
+
+def penalised(output=OUTPUT, allowed=None, **params) -> SamplerInput:
+    """A greedy request but for these parameters, with a prompt."""
+    return SamplerInput(
+        dataclasses.replace(greedy(100), **params), output, len(output), (0,), PROMPT, allowed
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_repetition_penalty_is_that_of_transformers(seed):
+    values = logits(1, seed)
+    processor = RepetitionPenaltyLogitsProcessor(1.7)
+    expected = processor(torch.tensor([[*PROMPT, *OUTPUT]]), values.clone()).argmax()
+    assert sample(values, [penalised(repetition_penalty=1.7)]) == [int(expected)]
+
+
+def test_the_prompt_counts_for_repetition_alone():
+    values = torch.zeros(1, VOCAB)
+    values[0, 3] = 1.0
+    assert sample(values, [penalised((), frequency_penalty=2.0, presence_penalty=2.0)]) == [3]
+    values[0, 5] = 0.9
+    assert sample(values, [penalised((), repetition_penalty=2.0)]) == [5]
+
+
+def test_choices_of_one_request_differ_and_each_is_its_own():
+    values = logits(1, 2)
+    answers = {}
+    for choice in range(4):
+        params = dataclasses.replace(greedy(100), temperature=3.0, seed=5, choice=choice)
+        rows = [SamplerInput(params, (), position) for position in range(30)]
+        answers[choice] = tuple(sample(values, [request])[0] for request in rows)
+        assert answers[choice] == tuple(sample(values, [request])[0] for request in rows)
+    assert len(set(answers.values())) == 4
+
+
+def test_a_forbidden_token_never_comes():
+    allowed = np.zeros(VOCAB - 10, dtype=bool)
+    allowed[[4, 6]] = True
+    values = torch.zeros(1, VOCAB)
+    values[0, -1] = 50.0
+    tokens = {
+        sample(values, [SamplerInput(penalised(temperature=2.0).params, (), position, (0,), (), allowed)])[0]
+        for position in range(50)
+    }
+    assert tokens == {4, 6}
+    assert sample(values, [penalised(allowed=allowed)]) == [4]
+
+
+def test_min_tokens_gives_way_where_the_form_leaves_only_the_end():
+    end = np.zeros(VOCAB, dtype=bool)
+    end[0] = True
+    values = logits(1, 3)
+    early = penalised((), allowed=end, min_tokens=5, stop_token_ids=frozenset({0}), ignore_eos=False)
+    assert sample(values, [early]) == [0]
+    end[8] = True
+    values[0, 0] = 100.0
+    assert sample(values, [early]) == [8]

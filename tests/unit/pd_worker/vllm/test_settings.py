@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,13 @@ from triptych.pd_worker.core.sampling import ResolvedSampling, resolve
 from triptych.pd_worker.vllm.attempt import Diverged, Replay
 from triptych.pd_worker.vllm.calls import check_sampling, engine_seed, replays, sampling_params
 from triptych.pd_worker.vllm.connection import EngineChoice, check_engine, choose_engine, read_key
-from triptych.pd_worker.vllm.run import MAX_FAILURES, BatchPlaces, EmbeddingRoom, Retries
+from triptych.pd_worker.vllm.run import (
+    MAX_FAILURES,
+    BatchPlaces,
+    EmbeddingRoom,
+    PrefillShares,
+    Retries,
+)
 
 GOOD = PDConfig(engine="vllm", engine_url="http://10.0.0.7:8000", dtype="bfloat16")
 
@@ -176,6 +183,38 @@ async def test_bytes_are_reserved_together_in_order_and_shared_by_key():
     room.release("b")
     await asyncio.gather(big, small)
     assert room.reserved == 70
+
+
+def shared_seconds(*steps: tuple[float, str, object]) -> dict[str, float]:
+    """The seconds of prompts of 30 tokens ("long") and 10 ("short") after `steps`: (time, "begin", name) …"""
+    states = {name: SimpleNamespace(num_prompt_tokens=n, work_seconds=0.0) for name, n in TOKENS.items()}
+    shares = PrefillShares()
+    for now, action, what in steps:
+        if action == "count":
+            shares.count(what)
+        else:
+            getattr(shares, action)(states[what], now)
+    return {name: state.work_seconds for name, state in states.items()}
+
+
+TOKENS = {"long": 30, "short": 10}
+
+
+def test_a_prompt_alone_takes_the_seconds_up_to_its_first_token():
+    steps = ((5.0, "begin", "long"), (7.0, "end", "long"), (9.0, "end", "long"), (9.0, "begin", "short"))
+    assert shared_seconds(*steps) == {"long": 2.0, "short": 0.0}
+
+
+def test_prompts_share_the_seconds_by_their_tokens():
+    steps = ((0.0, "begin", "long"), (1.0, "begin", "short"), (3.0, "end", "long"), (4.0, "end", "short"))
+    assert shared_seconds(*steps) == {"long": 1.0 + 1.5, "short": 0.5 + 1.0}
+
+
+def test_tokens_that_are_decoded_meanwhile_have_their_share():
+    steps = ((0.0, "begin", "short"), (1.0, "count", 30), (2.0, "end", "short"), (2.0, "count", 70))
+    assert shared_seconds(*steps)["short"] == 0.5
+    later = (*steps, (3.0, "begin", "long"), (4.0, "end", "long"))
+    assert shared_seconds(*later)["long"] == 1.0
 
 
 def test_failures_in_a_row_end_a_request():

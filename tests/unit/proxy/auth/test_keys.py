@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from support.clock import Clock
 from triptych.base.errors import ConfigError, RateLimited
 from triptych.base.hashing import prefix_root
 from triptych.base.types import SamplingParams
@@ -93,13 +94,6 @@ def test_a_key_that_can_be_guessed_is_refused():
     with pytest.raises(ConfigError, match="at least 16 characters") as error:
         parse_plain_keys("hunter2", NONE)
     assert "hunter2" not in str(error.value)
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def _rewrite(path: Path, text: str) -> None:

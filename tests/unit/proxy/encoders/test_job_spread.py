@@ -7,8 +7,8 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.data.items import bare_plan
 from support.hostile.operations import operations
-from triptych.base.types import ItemPlan
 from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobQueue, JobState, StartPlan, StartRun
 from triptych.proxy.encoders.job_table import EncoderJobTable
 from triptych.proxy.encoders.loads import WorkModel
@@ -43,13 +43,13 @@ class FullTable:
         self._pump()
         job = self._planning.pop(0)
         waiters = sorted(job.waiters)
-        self.jobs.planned(job.try_id, _plan(job.mm_hash))
+        self.jobs.planned(job.try_id, bare_plan(job.mm_hash))
         self._pump()
         for request in waiters:
             self.jobs.admit(request)
         self._pump()
         job = self._running.pop(0)
-        self.jobs.ready(job.try_id, _plan(job.mm_hash))
+        self.jobs.ready(job.try_id, bare_plan(job.mm_hash))
         self._pump()
         for request in waiters:
             self.jobs.loaded(request, job.mm_hash)
@@ -79,7 +79,7 @@ class PlannedTable:
         for index in range(items):
             self.jobs.want(f"k{index}", f"r{index // ITEMS_OF_A_REQUEST}", SPACE)
         for action in self.jobs.pump(1.0):
-            self.jobs.planned(action.job.try_id, _plan(action.job.mm_hash))
+            self.jobs.planned(action.job.try_id, bare_plan(action.job.mm_hash))
 
     def step(self) -> None:
         """A request is admitted, what may run runs, and the request ends."""
@@ -92,10 +92,6 @@ class PlannedTable:
         self.jobs.pump(1.0)
 
 
-def _plan(key: str) -> ItemPlan:
-    return ItemPlan(key, SPACE, "image", 1, 1, "float32", 1)
-
-
 def slots(count: int, credit: int = 99, tower: int = 1) -> list[EncoderSlot]:
     return [EncoderSlot(f"e{index}", (SPACE,), credit, tower) for index in range(count)]
 
@@ -104,7 +100,7 @@ def plan_all(jobs: EncoderJobTable, rows: int = 1) -> list[EncoderJob]:
     """Starts what may start, and answers with a plan."""
     made = [action.job for action in jobs.pump(0.0) if isinstance(action, StartPlan)]
     for job in made:
-        jobs.planned(job.try_id, ItemPlan(job.mm_hash, SPACE, "image", rows, 1, "float32", rows))
+        jobs.planned(job.try_id, bare_plan(job.mm_hash, rows))
     return made
 
 

@@ -7,16 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.base.types import ItemPlan
+from support.data.items import bare_plan
 from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobState, StartPlan, StartRun
 from triptych.proxy.encoders.job_table import EncoderJobTable
 from triptych.proxy.encoders.loads import WorkModel
 
 SPACE = "n"
-
-
-def plan(key: str, rows: int = 1) -> ItemPlan:
-    return ItemPlan(key, SPACE, "image", rows, 1, "float32", rows)
 
 
 def table(share: int = 1 << 20, *slots: EncoderSlot) -> EncoderJobTable:
@@ -37,7 +33,7 @@ def planned(jobs: EncoderJobTable, key: str, request: str, rows: int = 1) -> Enc
     """A job of the request that has its plan."""
     jobs.want(key, request, SPACE)
     (job,) = started(jobs)
-    assert jobs.planned(job.try_id, plan(key, rows)) is job
+    assert jobs.planned(job.try_id, bare_plan(key, rows)) is job
     return job
 
 
@@ -56,7 +52,7 @@ def test_plan_credit_returns_with_the_plan() -> None:
     jobs.want("b", "r", SPACE)
     (first,) = started(jobs)
     assert started(jobs) == []
-    jobs.planned(first.try_id, plan(first.mm_hash))
+    jobs.planned(first.try_id, bare_plan(first.mm_hash))
     assert [job.mm_hash for job in started(jobs)] == ["b"]
 
 
@@ -72,11 +68,11 @@ def test_an_early_job_runs_unadmitted_and_its_bytes_count_from_the_admission_on(
     jobs = table()
     jobs.want("a", "r", SPACE)
     (job,) = started(jobs)
-    jobs.planned(job.try_id, plan("a"), early=True)
+    jobs.planned(job.try_id, bare_plan("a"), early=True)
     assert running(jobs) == [job] and not jobs.published_bytes
     jobs.admit("r")
-    assert jobs.published_bytes == plan("a").nbytes
-    jobs.ready(job.try_id, plan("a"))
+    assert jobs.published_bytes == bare_plan("a").nbytes
+    jobs.ready(job.try_id, bare_plan("a"))
     jobs.loaded("r", "a")
     assert not jobs.published_bytes
 
@@ -85,9 +81,9 @@ def test_an_early_job_that_is_ready_before_the_admission_counts_never() -> None:
     jobs = table()
     jobs.want("a", "r", SPACE)
     (job,) = started(jobs)
-    jobs.planned(job.try_id, plan("a"), early=True)
+    jobs.planned(job.try_id, bare_plan("a"), early=True)
     assert running(jobs) == [job]
-    jobs.ready(job.try_id, plan("a"))
+    jobs.ready(job.try_id, bare_plan("a"))
     jobs.admit("r")
     assert not jobs.published_bytes and not len(jobs)
     other = planned(jobs, "b", "s")
@@ -100,14 +96,14 @@ def test_jobs_run_in_admission_order_and_re_encodes_first() -> None:
     for key, request in (("a", "r1"), ("b", "r2"), ("c", "r3")):
         jobs.want(key, request, SPACE, re_encode=key == "c")
     for job in started(jobs):
-        jobs.planned(job.try_id, plan(job.mm_hash))
+        jobs.planned(job.try_id, bare_plan(job.mm_hash))
     for request in ("r2", "r1", "r3"):
         jobs.admit(request)
     order = []
     while runs := running(jobs):
         order += [job.mm_hash for job in runs]
         for job in runs:
-            jobs.ready(job.try_id, plan(job.mm_hash))
+            jobs.ready(job.try_id, bare_plan(job.mm_hash))
     assert order == ["c", "b", "a"]
 
 
@@ -116,11 +112,11 @@ def test_published_bytes_above_the_share_wait_until_an_item_is_loaded() -> None:
     for key in ("a", "b", "c"):
         jobs.want(key, "r", SPACE)
     for job in started(jobs):
-        jobs.planned(job.try_id, plan(job.mm_hash))
+        jobs.planned(job.try_id, bare_plan(job.mm_hash))
     jobs.admit("r")
     first, second = running(jobs)
     assert jobs.published_bytes == 8
-    jobs.ready(first.try_id, plan(first.mm_hash))
+    jobs.ready(first.try_id, bare_plan(first.mm_hash))
     assert running(jobs) == []
     jobs.loaded("r", first.mm_hash)
     assert [job.mm_hash for job in running(jobs)] == ["c"]
@@ -132,11 +128,11 @@ def test_an_item_above_the_share_runs_alone() -> None:
     jobs.want("big", "r", SPACE)
     jobs.want("small", "r", SPACE)
     for job in started(jobs):
-        jobs.planned(job.try_id, plan(job.mm_hash, 100 if job.mm_hash == "big" else 1))
+        jobs.planned(job.try_id, bare_plan(job.mm_hash, 100 if job.mm_hash == "big" else 1))
     jobs.admit("r")
     (big,) = running(jobs)
     assert big.mm_hash == "big"
-    jobs.ready(big.try_id, plan("big", 100))
+    jobs.ready(big.try_id, bare_plan("big", 100))
     assert running(jobs) == []
     jobs.loaded("r", "big")
     assert [job.mm_hash for job in running(jobs)] == ["small"]
@@ -148,13 +144,13 @@ def test_a_request_that_is_loaded_whole_runs_above_the_share_unless_another_free
     for key, request in (("a", "r1"), ("b", "r1"), ("c", "r2")):
         jobs.want(key, request, SPACE)
     for job in started(jobs):
-        jobs.planned(job.try_id, plan(job.mm_hash))
+        jobs.planned(job.try_id, bare_plan(job.mm_hash))
     jobs.admit("r1")
     jobs.admit("r2")
     first, second = running(jobs)
     assert (first.mm_hash, second.mm_hash) == ("a", "b")
     for job in (first, second):
-        jobs.ready(job.try_id, plan(job.mm_hash))
+        jobs.ready(job.try_id, bare_plan(job.mm_hash))
     assert running(jobs) == [], "r1 has all that it needs, and loads it"
     jobs.loaded("r1", "a")
     jobs.loaded("r1", "b")
@@ -166,7 +162,7 @@ def test_the_share_returns_at_the_end_of_the_attempt() -> None:
     job = planned(jobs, "a", "r")
     jobs.admit("r")
     running(jobs)
-    jobs.ready(job.try_id, plan("a"))
+    jobs.ready(job.try_id, bare_plan("a"))
     assert jobs.published_bytes == 4
     jobs.end_attempt("r")
     assert jobs.published_bytes == 0
@@ -178,7 +174,7 @@ def test_an_item_that_the_worker_had_already_holds_no_share_once_published() -> 
     jobs.admit("r")
     running(jobs)
     jobs.loaded("r", "a")
-    jobs.ready(job.try_id, plan("a"))
+    jobs.ready(job.try_id, bare_plan("a"))
     assert jobs.published_bytes == 0
 
 
@@ -197,8 +193,8 @@ def test_reports_of_an_old_try_are_ignored() -> None:
     (job,) = started(jobs)
     old = job.try_id
     jobs.failed(old, "a", 0.0, retryable=True)
-    assert jobs.planned(old, plan("a")) is None
-    assert jobs.ready(old, plan("a")) is None
+    assert jobs.planned(old, bare_plan("a")) is None
+    assert jobs.ready(old, bare_plan("a")) is None
     assert job.state is JobState.QUEUED
 
 
@@ -306,10 +302,10 @@ class Simulation:
         if self.rng.random() < 0.1:
             self.jobs.failed(try_id, job.mm_hash, self.now, retryable=True)
         elif stage == "plan":
-            if self.jobs.planned(try_id, plan(job.mm_hash)):
+            if self.jobs.planned(try_id, bare_plan(job.mm_hash)):
                 for name in job.waiters:
                     self.plans[name].add(job.mm_hash)
-        elif self.jobs.ready(try_id, plan(job.mm_hash)):
+        elif self.jobs.ready(try_id, bare_plan(job.mm_hash)):
             self.stored.add(job.mm_hash)
             for name in job.waiters:
                 self.plans[name].add(job.mm_hash)
@@ -364,7 +360,7 @@ def test_without_flow_control_planned_jobs_run_unadmitted_and_above_the_share() 
     for key in ("a", "b"):
         jobs.want(key, "r", SPACE)
     for job in started(jobs):
-        jobs.planned(job.try_id, plan(job.mm_hash, rows=1))
+        jobs.planned(job.try_id, bare_plan(job.mm_hash, rows=1))
     assert [job.mm_hash for job in running(jobs)] == ["a", "b"]
 
 

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from triptych.base.types import ItemPlan
+from support.data.items import bare_plan
 from triptych.protos import encoder_pb2
 from triptych.proxy.encoders.encoder_client import EncodeStream
 from triptych.proxy.encoders.job import EncoderJob
@@ -14,12 +14,8 @@ from triptych.proxy.encoders.known_items import KnownItems
 from triptych.proxy.events import JobReady
 
 
-def plan(key: str) -> ItemPlan:
-    return ItemPlan(key, "n" * 64, "image", 4, 8, "float32", 4)
-
-
 def end(key: str) -> JobReady:
-    return JobReady(plan(key), already_stored=False, encode_seconds=0.1, save_seconds=0.1)
+    return JobReady(bare_plan(key), already_stored=False, encode_seconds=0.1, save_seconds=0.1)
 
 
 def known(items: KnownItems, keys: str = "abcd") -> list[str]:
@@ -38,7 +34,7 @@ def test_an_item_that_lands_again_landed_when_it_did_last() -> None:
     items = KnownItems()
     items.store(end("a"), 0.0)
     items.store(end("a"), 60.0)
-    items.learn(plan("a"))  # seen by a look-up
+    items.learn(bare_plan("a"))  # seen by a look-up
     assert items.stored_since("a", 60.0) is not None
 
 
@@ -53,8 +49,8 @@ def test_the_plans_used_least_recently_are_forgotten_with_all_else() -> None:
 
 def test_plans_of_many_stretches_take_the_room_of_many() -> None:
     items = KnownItems(capacity=10)
-    long = replace(plan("l"), runs=tuple((index * 2, 1) for index in range(8)))
-    for one in (plan("a"), long, plan("b"), long):  # the same one again takes no room twice
+    long = replace(bare_plan("l"), runs=tuple((index * 2, 1) for index in range(8)))
+    for one in (bare_plan("a"), long, bare_plan("b"), long):  # the same one again takes no room twice
         items.learn(one)
     assert known(items, "alb") == ["l", "b"]
     assert len(items) == 2
@@ -64,10 +60,10 @@ def test_what_has_a_job_or_is_still_to_be_loaded_stays_when_its_plan_is_forgotte
     items = KnownItems(capacity=1)
     job = EncoderJob("a", "n", 1)
     items.add_job(job)
-    items.learn(plan("a"))
+    items.learn(bare_plan("a"))
     items.publish("b", 8, ["r"])
-    items.learn(plan("b"))
-    items.learn(plan("c"))
+    items.learn(bare_plan("b"))
+    items.learn(bare_plan("c"))
     assert known(items) == ["c"]
     assert items.job("a") is job and items.loads("b", "r")
     items.remove_job(job)
@@ -105,5 +101,4 @@ async def test_a_word_that_the_tower_gets_on_gives_the_job_its_whole_time_again(
         before = deadline.when()
         assert job._handle(encoder_pb2.EncodeEvent(waits=encoder_pb2.JobWaits())) is None
         after = deadline.when()
-    assert before is not None
     assert after > before

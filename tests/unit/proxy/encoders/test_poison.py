@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from triptych.base.types import ItemPlan
+from support.data.items import bare_plan
 from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobState, StartPlan, StartRun
 from triptych.proxy.encoders.job_table import EncoderJobTable
 from triptych.proxy.routing import MAX_LOSSES
 
 SPACE = "n"
 LATER = 100.0
-
-
-def plan(key: str) -> ItemPlan:
-    return ItemPlan(key, SPACE, "image", 1, 1, "float32", 1)
 
 
 def table(*addresses: str, credit: int = 4) -> EncoderJobTable:
@@ -59,14 +55,14 @@ def test_an_encoder_lost_in_the_tower_counts_and_one_lost_while_the_item_waits_d
     for _ in range(5):
         jobs.end_attempt("r-k")
         assert started(jobs) == ["k"]
-        jobs.planned(job.try_id, plan("k"))
+        jobs.planned(job.try_id, bare_plan("k"))
         assert job.state is JobState.PLANNED
         jobs.lost(job.try_id, "k", 0.0)
         assert job.losses == 0
     for losses in (1, 2, 3):
         jobs.admit("r-k")
         assert started(jobs) == ["k"]
-        jobs.planned(job.try_id, plan("k"))
+        jobs.planned(job.try_id, bare_plan("k"))
         assert running(jobs) == ["k"]
         jobs.lost(job.try_id, "k", 0.0)
         assert job.losses == losses
@@ -79,10 +75,10 @@ def test_the_last_chance_is_taken_alone_in_preprocessing() -> None:
     assert started(jobs) == ["k"]
     want(jobs, "other")
     assert started(jobs) == []
-    jobs.planned(job.try_id, plan("k"))
+    jobs.planned(job.try_id, bare_plan("k"))
     assert running(jobs) == ["k"]
     assert started(jobs) == []
-    jobs.ready(job.try_id, plan("k"))
+    jobs.ready(job.try_id, bare_plan("k"))
     assert started(jobs) == ["other"]
 
 
@@ -91,18 +87,18 @@ def test_the_last_chance_is_taken_alone_in_the_tower() -> None:
     job = suspect(jobs, "k")
     jobs.end_attempt("r-k")
     assert started(jobs) == ["k"]
-    jobs.planned(job.try_id, plan("k"))
+    jobs.planned(job.try_id, bare_plan("k"))
     other, third = want(jobs, "other", "third")
     assert started(jobs) == ["other", "third"]
-    jobs.planned(other.try_id, plan("other"))
+    jobs.planned(other.try_id, bare_plan("other"))
     assert running(jobs) == ["other"]
     jobs.admit("r-k")
     assert running(jobs) == []
-    jobs.planned(third.try_id, plan("third"))
-    jobs.ready(other.try_id, plan("other"))
+    jobs.planned(third.try_id, bare_plan("third"))
+    jobs.ready(other.try_id, bare_plan("other"))
     # `third` was admitted before.
     assert running(jobs) == ["third"]
-    jobs.ready(third.try_id, plan("third"))
+    jobs.ready(third.try_id, bare_plan("third"))
     assert running(jobs) == ["k"]
 
 
@@ -117,10 +113,10 @@ def test_an_item_that_must_be_alone_does_not_starve() -> None:
     want(jobs, "late")
     # `k` waits for `early`, so `late` has to wait for `k`.
     assert started(jobs) == []
-    jobs.planned(early.try_id, plan("early"))
+    jobs.planned(early.try_id, bare_plan("early"))
     assert running(jobs) == ["early"]
     assert started(jobs) == []
-    jobs.ready(early.try_id, plan("early"))
+    jobs.ready(early.try_id, bare_plan("early"))
     assert started(jobs) == ["k"]
 
 
@@ -145,7 +141,7 @@ def test_two_items_that_must_be_alone_take_turns() -> None:
     assert started(jobs) == ["a"]
     jobs.lost(first.try_id, "a", 0.0)
     assert started(jobs) == ["b"]
-    jobs.planned(second.try_id, plan("b"))
+    jobs.planned(second.try_id, bare_plan("b"))
     assert running(jobs) == ["b"]
-    assert jobs.ready(second.try_id, plan("b")) is second
+    assert jobs.ready(second.try_id, bare_plan("b")) is second
     assert len(jobs) == 0

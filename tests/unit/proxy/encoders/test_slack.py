@@ -9,7 +9,7 @@ from unittest.mock import patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.base.types import ItemPlan
+from support.data.items import bare_plan
 from triptych.proxy.encoders import job
 from triptych.proxy.encoders.job import MAX_OVERTAKEN, EncoderSlot, FairTurns, StartPlan, StartRun, Turn
 from triptych.proxy.encoders.job_table import EncoderJobTable
@@ -111,10 +111,6 @@ def test_work_that_has_begun_gives_its_turn_to_nobody() -> None:
     assert begun.number == 1
 
 
-def plan_of(name: str) -> ItemPlan:
-    return ItemPlan(name, "n", "image", 1, 1, "float32", 1, None, ())
-
-
 def table_of(credit: int) -> EncoderJobTable:
     table = EncoderJobTable(1 << 30, lambda plan: 1)
     table.set_encoders([EncoderSlot("e0", ("n",), credit, 1)])
@@ -130,7 +126,7 @@ def test_an_urgent_picture_is_preprocessed_before_patient_ones() -> None:
     while len(planned) < 4:
         for action in table.pump(0.0):
             planned.append(action.job.mm_hash)
-            table.planned(action.job.try_id, plan_of(action.job.mm_hash))
+            table.planned(action.job.try_id, bare_plan(action.job.mm_hash))
     assert planned == ["urgent", "k0", "k1", "k2"]
 
 
@@ -149,7 +145,7 @@ def encoded(table: EncoderJobTable) -> list[str]:
         for action in actions:
             assert not isinstance(action, StartPlan)
             done.append(action.job.mm_hash)
-            table.ready(action.job.try_id, plan_of(action.job.mm_hash))
+            table.ready(action.job.try_id, bare_plan(action.job.mm_hash))
     return done
 
 
@@ -159,7 +155,7 @@ def admitted(*requests: tuple[str, str, float]) -> EncoderJobTable:
     for name, tenant, deadline in requests:
         table.want(name, f"r{name}", "n", tenant=tenant, deadline=deadline)
     for action in table.pump(0.0):
-        table.planned(action.job.try_id, plan_of(action.job.mm_hash))
+        table.planned(action.job.try_id, bare_plan(action.job.mm_hash))
     for name, _, _ in requests:
         table.admit(f"r{name}")
     return table
@@ -210,11 +206,11 @@ def test_one_tenants_picture_is_planned_and_encoded_while_another_has_queued_hun
             job = action.job
             if isinstance(action, StartPlan):
                 planned.append(job.mm_hash)
-                table.planned(job.try_id, plan_of(job.mm_hash))
+                table.planned(job.try_id, bare_plan(job.mm_hash))
                 table.admit(next(iter(job.waiters)))
             elif isinstance(action, StartRun):
                 encoded.append(job.mm_hash)
-                table.ready(job.try_id, plan_of(job.mm_hash))
+                table.ready(job.try_id, bare_plan(job.mm_hash))
     assert planned.index("b") <= 12
     assert encoded.index("b") <= 13
 

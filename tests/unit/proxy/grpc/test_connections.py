@@ -9,18 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from support.clock import Clock
 from triptych.proxy.grpc.connections import GrpcConnections, PortSocket, block, shut_down, sockets_of
 from triptych.proxy.http.peers import TrustedProxies
 from triptych.proxy.quotas.quota import Quota, QuotaSpec
 
 LISTENER = PortSocket(1, True, "::", 0)
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def connections(clock: Clock, capacity: int = 8, trusted: str = "") -> tuple[GrpcConnections, Quota]:

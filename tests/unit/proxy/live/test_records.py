@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from support.fakes.live_view import call_record
 from triptych.base.machine.worker_load import WorkerLoad
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.types import WorkerInfo
@@ -26,19 +27,7 @@ from triptych.proxy.workers import Worker
 
 
 def record(ended: float, seconds: float = 0.1, status: int = 200) -> CallRecord:
-    return CallRecord(
-        label="mine",
-        tenant="",
-        model="model",
-        started_at=0.0,
-        started=ended - seconds,
-        timeline=RequestTimeline(),
-        choices=1,
-        prompt_tokens=1,
-        completion_tokens=1,
-        ended=ended,
-        status=status,
-    )
+    return call_record(ended - seconds, ended, RequestTimeline(), status=status)
 
 
 def test_slow_and_failed_calls_are_kept_when_many_others_have_ended_since() -> None:

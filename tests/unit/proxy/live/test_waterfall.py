@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from support.data.items import make_plan
+from support.fakes.live_view import call_record
 from triptych.base.types import PDTimings, Usage
 from triptych.proxy.call.chat import Started
 from triptych.proxy.events import (
@@ -24,7 +25,6 @@ from triptych.proxy.events import (
     LookedUp,
     MissReported,
 )
-from triptych.proxy.live.calls import CallRecord
 from triptych.proxy.live.objects import StageSpan, Waterfall
 from triptych.proxy.live.waterfall import waterfall
 from triptych.proxy.requests.instructions import EndAttempt, StartJobs, Submit
@@ -46,19 +46,7 @@ class Script:
             self.timeline.observe(event, START + seconds, pd, {})
 
     def shown(self, end: float | None, now: float = 0.0) -> Waterfall:
-        record = CallRecord(
-            label="mine",
-            tenant="",
-            model="model",
-            started_at=1.0,
-            started=START,
-            timeline=self.timeline,
-            choices=1,
-            prompt_tokens=7,
-            completion_tokens=3,
-            ended=None if end is None else START + end,
-            status=None if end is None else 200,
-        )
+        record = call_record(START, None if end is None else START + end, self.timeline)
         found = waterfall(record, START + now)
         assert_tiled(found.spans, now if end is None else end)
         return found

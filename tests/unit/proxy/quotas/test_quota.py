@@ -4,15 +4,8 @@ import asyncio
 
 import pytest
 
+from support.clock import Clock
 from triptych.proxy.quotas.quota import Quota, QuotaExceeded, QuotaSpec
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def make(capacity: int = 64, clock: Clock | None = None, **facts: float) -> Quota:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from support.data.items import make_plan
+from support.data.items import bare_plan, make_plan
 from support.tracing.spans import KeptSpan, KeptSpans, TickingClock, kept_tracer, remote
 from triptych.base.errors import InvalidRequest, RequestError
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.tracing.server_span import ServerSpan
 from triptych.base.tracing.tracer import SpanKind
-from triptych.base.types import ItemPlan, SamplingParams, Usage
+from triptych.base.types import SamplingParams, Usage
 from triptych.proxy.admission import make_choices
 from triptych.proxy.call.chat import ChatCall, Started
 from triptych.proxy.events import (
@@ -139,10 +139,6 @@ def test_resumes_and_resubmissions_are_counted_apart_whether_anybody_watches_or_
 FIRST, SECOND = "a" * 64, "b" * 64
 
 
-def plan(key: str) -> ItemPlan:
-    return ItemPlan(key, "n", "image", 2, 4, "float32", 2)
-
-
 class Traced:
     """A state machine whose events and instructions its trace sees, as in the dispatcher."""
 
@@ -169,14 +165,14 @@ class Traced:
         self.deliver(Fetched(dict.fromkeys(self.keys, "image"), 0.0), at)
 
     def look_up(self, at: float, *stored: str) -> None:
-        self.deliver(LookedUp({key: plan(key) for key in stored}), at)
+        self.deliver(LookedUp({key: bare_plan(key) for key in stored}), at)
 
     def accept(self, at: float) -> None:
         self.deliver(Accepted(self.machine.attempt), at)
         self.address = "127.0.0.1:5000"
 
     def ready(self, key: str, at: float) -> None:
-        self.deliver(ItemReady(key, JobReady(plan(key), False, 0.1, 0.1)), at)
+        self.deliver(ItemReady(key, JobReady(bare_plan(key), False, 0.1, 0.1)), at)
 
     def finish(self, at: float) -> None:
         self.deliver(Finished(self.machine.attempt, "stop", Usage(5, 3, 2)), at)
@@ -190,7 +186,7 @@ def test_a_request_with_an_item_has_all_its_stages() -> None:
     t.begin(101.0)
     t.look_up(102.0)
     item = t.trace.item(t.machine.items[FIRST])
-    t.deliver(ItemPlanned(FIRST, plan(FIRST)), 103.0)
+    t.deliver(ItemPlanned(FIRST, bare_plan(FIRST)), 103.0)
     attempt = t.trace.attempt
     t.accept(103.5)
     t.deliver(Admitted(1, Started((7, 8)), [(0, 1)]), 104.0)
@@ -259,7 +255,7 @@ def test_an_attempt_ends_when_no_encoder_worker_is_there() -> None:
     t = Traced(FIRST)
     t.begin(101.0)
     t.look_up(102.0)
-    t.deliver(ItemPlanned(FIRST, plan(FIRST)), 103.0)
+    t.deliver(ItemPlanned(FIRST, bare_plan(FIRST)), 103.0)
     t.accept(103.5)
     t.deliver(EncodersGone(), 104.0)
     assert [(s.error, s.end) for s in t.attempts()] == [("no_encoder_worker", 104.0)]
@@ -284,7 +280,7 @@ def test_a_client_that_leaves_cancels_what_is_open() -> None:
     t = Traced(FIRST)
     t.begin(101.0)
     t.look_up(102.0)
-    t.deliver(ItemPlanned(FIRST, plan(FIRST)), 103.0)
+    t.deliver(ItemPlanned(FIRST, bare_plan(FIRST)), 103.0)
     t.deliver(ClientLeft(), 104.0)
     t.see(Ended(), 104.0)
     assert [s.error for s in t.kept.spans if s.kind is SpanKind.CLIENT] == ["cancelled"] * 2
@@ -294,7 +290,7 @@ def test_a_request_that_is_not_recorded_sends_its_unsampled_context_on() -> None
     t = Traced(FIRST, ratio=0.1)
     t.begin(101.0)
     t.look_up(102.0)
-    t.deliver(ItemPlanned(FIRST, plan(FIRST)), 103.0)
+    t.deliver(ItemPlanned(FIRST, bare_plan(FIRST)), 103.0)
     assert t.trace.item(t.machine.items[FIRST]) == t.trace.attempt == t.server.context
     assert not t.trace.attempt.trace_flags.sampled
     t.accept(104.0)

@@ -6,19 +6,13 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 
+from support.clock import Clock
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.scaling import PoolDemand, ScalingDecision, ScalingRules, SharedRules, WorkerGroup
 from triptych.base.types import WorkerInfo
 from triptych.proxy.scaling.autoscaler import LEARN_SECONDS, TERM, Autoscaler
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.store.control import StoreUnavailable
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @dataclass
@@ -77,7 +71,7 @@ class Proxy:
 
     def __init__(self, board: FakeBoard, name: str = "p1", clock: Clock | None = None) -> None:
         self.pool = FakePool()
-        self.clock = clock or Clock()
+        self.clock = clock or Clock(1000.0)
         self.workers = KnownWorkers()
         self.registry = CollectorRegistry()
         metrics = ProxyMetrics(self.registry)
@@ -105,7 +99,7 @@ FOUR = PoolDemand(fast=2.7, slow=2.7)
 
 
 async def test_every_proxy_decides_on_the_sum_and_all_agree() -> None:
-    board, clock = FakeBoard(), Clock()
+    board, clock = FakeBoard(), Clock(1000.0)
     first, second = await Proxy(board, "p1", clock).knows(), Proxy(board, "p2", clock)
     await first.poll(FOUR)
     await second.poll(FOUR)

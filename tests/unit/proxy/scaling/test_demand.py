@@ -2,12 +2,20 @@ from __future__ import annotations
 
 import pytest
 
+from support.data.items import bare_plan
 from triptych.base.scaling import PoolDemand, ScalingRules, WorkerGroup
 from triptych.base.types import ItemPlan, PDTimings, Usage
 from triptych.proxy.call.chat import Started
 from triptych.proxy.encoders.job import EncoderSlot, StartPlan
 from triptych.proxy.encoders.job_table import EncoderJobTable
-from triptych.proxy.encoders.loads import ArrivedItems, WorkModel
+from triptych.proxy.encoders.loads import (
+    ArrivedItems,
+    PDWork,
+    PromptWork,
+    WorkModel,
+    kv_share,
+    outstanding_prompts,
+)
 from triptych.proxy.events import (
     Admitted,
     Fetched,
@@ -18,7 +26,6 @@ from triptych.proxy.events import (
     LookedUp,
     Lost,
 )
-from triptych.proxy.pd.prompts import PDWork, PromptWork, kv_share, outstanding_prompts
 from triptych.proxy.ports import PDLoadReport
 from triptych.proxy.requests.lifecycle import Lifecycle
 from triptych.proxy.scaling.policy import Observation, ScalingState, decide
@@ -46,8 +53,7 @@ class Proxy:
     def plan(self, rows: int) -> None:
         for action in self.table.pump(0.0):
             if isinstance(action, StartPlan):
-                plan = ItemPlan(action.job.mm_hash, SPACE, "image", rows, 1, "float32", rows)
-                self.table.planned(action.job.try_id, plan)
+                self.table.planned(action.job.try_id, bare_plan(action.job.mm_hash, rows))
                 self.arrived.resize(action.job, rows, 100.0)
 
     def demand(self, unbound: int = 0) -> PoolDemand:

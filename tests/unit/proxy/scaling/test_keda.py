@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -45,17 +44,21 @@ class Decisions:
             listener()
 
 
-@contextlib.asynccontextmanager
-async def scaler(decisions: Decisions) -> AsyncIterator[Any]:
+@pytest.fixture
+def decisions() -> Decisions:
+    return Decisions()
+
+
+@pytest.fixture
+async def stub(decisions: Decisions) -> AsyncIterator[Any]:
+    """KEDA's stub of a scaler's server."""
     server = ScalerServer(decisions)
     await server.start("127.0.0.1", 0)
-    try:
-        async with aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-            stub: Any = ScalerStub(channel)
-            stub.server = server
-            yield stub
-    finally:
-        await server.stop()
+    async with aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        stub: Any = ScalerStub(channel)
+        stub.server = server
+        yield stub
+    await server.stop()
 
 
 def metrics_of(name: str, reference: Any = ENCODERS) -> Any:
@@ -68,108 +71,102 @@ async def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
     return error.value.code(), str(error.value.details())
 
 
-async def test_the_metric_is_the_number_of_workers_with_a_target_of_one() -> None:
-    decisions = Decisions()
-    async with scaler(decisions) as stub:
-        decisions.set("encoder", 3, active=True)
-        decisions.set("pd", 2, active=False)
-        (spec,) = (await stub.GetMetricSpec(ENCODERS)).metricSpecs
-        assert (spec.metricName, spec.targetSize, spec.targetSizeFloat) == (
-            "triptych-encoder-workers",
-            1,
-            1.0,
-        )
-        (value,) = (await stub.GetMetrics(metrics_of(spec.metricName))).metricValues
-        assert (value.metricName, value.metricValue, value.metricValueFloat) == (spec.metricName, 3, 3.0)
-        (other,) = (await stub.GetMetrics(metrics_of("", PD))).metricValues
-        assert (other.metricName, other.metricValueFloat) == ("triptych-pd-workers", 2.0)
-        assert (await stub.IsActive(ENCODERS)).result is True
-        assert (await stub.IsActive(PD)).result is False
+async def test_the_metric_is_the_number_of_workers_with_a_target_of_one(
+    stub: Any, decisions: Decisions
+) -> None:
+    decisions.set("encoder", 3, active=True)
+    decisions.set("pd", 2, active=False)
+    (spec,) = (await stub.GetMetricSpec(ENCODERS)).metricSpecs
+    assert (spec.metricName, spec.targetSize, spec.targetSizeFloat) == (
+        "triptych-encoder-workers",
+        1,
+        1.0,
+    )
+    (value,) = (await stub.GetMetrics(metrics_of(spec.metricName))).metricValues
+    assert (value.metricName, value.metricValue, value.metricValueFloat) == (spec.metricName, 3, 3.0)
+    (other,) = (await stub.GetMetrics(metrics_of("", PD))).metricValues
+    assert (other.metricName, other.metricValueFloat) == ("triptych-pd-workers", 2.0)
+    assert (await stub.IsActive(ENCODERS)).result is True
+    assert (await stub.IsActive(PD)).result is False
 
 
-async def test_while_nothing_is_known_there_is_no_number_but_the_metric_has_its_name() -> None:
-    async with scaler(Decisions()) as stub:
-        for call in (stub.IsActive(ENCODERS), stub.GetMetrics(metrics_of(""))):
-            code, why = await refusal(call)
-            assert code is grpc.StatusCode.UNAVAILABLE
-            assert "no decision about the encoder pool is in force" in why
-        assert (await stub.GetMetricSpec(ENCODERS)).metricSpecs[0].targetSizeFloat == 1.0
+async def test_while_nothing_is_known_there_is_no_number_but_the_metric_has_its_name(stub: Any) -> None:
+    for call in (stub.IsActive(ENCODERS), stub.GetMetrics(metrics_of(""))):
+        code, why = await refusal(call)
+        assert code is grpc.StatusCode.UNAVAILABLE
+        assert "no decision about the encoder pool is in force" in why
+    assert (await stub.GetMetricSpec(ENCODERS)).metricSpecs[0].targetSizeFloat == 1.0
 
 
 @pytest.mark.parametrize("call", ["IsActive", "StreamIsActive", "GetMetricSpec", "GetMetrics"])
 @pytest.mark.parametrize("metadata", [{}, {"pool": "Encoder"}, {"pool": "x" * 10_000}])
-async def test_a_pool_that_does_not_exist_is_refused_with_the_names_of_those_that_do(call, metadata):
-    async with scaler(Decisions()) as stub:
-        request = scaled_object(metadata)
-        if call == "GetMetrics":
-            request = metrics_of("", request)
-        reply = getattr(stub, call)(request)
-        code, why = await refusal(anext(aiter(reply)) if call == "StreamIsActive" else reply)
-        assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert why.endswith("set pool to encoder or pd")
-        assert len(why) < 200
+async def test_a_pool_that_does_not_exist_is_refused_with_the_names_of_those_that_do(stub, call, metadata):
+    request = scaled_object(metadata)
+    if call == "GetMetrics":
+        request = metrics_of("", request)
+    reply = getattr(stub, call)(request)
+    code, why = await refusal(anext(aiter(reply)) if call == "StreamIsActive" else reply)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert why.endswith("set pool to encoder or pd")
+    assert len(why) < 200
 
 
-async def test_a_stream_says_what_is_when_it_opens_and_then_every_change_and_nothing_else() -> None:
-    decisions = Decisions()
+async def test_a_stream_says_what_is_when_it_opens_and_then_every_change_and_nothing_else(
+    stub: Any, decisions: Decisions
+) -> None:
     decisions.set("encoder", 0, active=False)
-    async with scaler(decisions) as stub:
-        stream = stub.StreamIsActive(ENCODERS)
-        assert (await stream.read()).result is False
-        decisions.set("pd", 5, active=True)
-        decisions.set("encoder", 0, active=False)
-        decisions.set("encoder", 1, active=True)
-        assert (await stream.read()).result is True
-        decisions.set("encoder", 4, active=True)
-        decisions.set("encoder", 0, active=False)
-        assert (await stream.read()).result is False
+    stream = stub.StreamIsActive(ENCODERS)
+    assert (await stream.read()).result is False
+    decisions.set("pd", 5, active=True)
+    decisions.set("encoder", 0, active=False)
+    decisions.set("encoder", 1, active=True)
+    assert (await stream.read()).result is True
+    decisions.set("encoder", 4, active=True)
+    decisions.set("encoder", 0, active=False)
+    assert (await stream.read()).result is False
+    stream.cancel()
+
+
+async def test_every_stream_gets_the_push_and_those_that_went_away_leave_nothing(
+    stub: Any, decisions: Decisions
+) -> None:
+    decisions.set("encoder", 0, active=False)
+    streams = [stub.StreamIsActive(ENCODERS) for _ in range(8)]
+    assert [(await stream.read()).result for stream in streams] == [False] * 8
+    for stream in streams[:4]:
+        stream.cancel()
+    await until(lambda: stub.server._scaler._streams == 4, "the end of four streams")
+    decisions.set("encoder", 1, active=True)
+    assert [(await within("a push", stream.read())).result for stream in streams[4:]] == [True] * 4
+    async with aio.insecure_channel(f"127.0.0.1:{stub.server.port}") as channel:
+        lost: Any = ScalerStub(channel)
+        assert (await lost.StreamIsActive(ENCODERS).read()).result is True
+    await until(lambda: stub.server._scaler._streams == 4, "the end of the lost connection's stream")
+    for stream in streams[4:]:
         stream.cancel()
 
 
-async def test_every_stream_gets_the_push_and_those_that_went_away_leave_nothing() -> None:
-    decisions = Decisions()
-    decisions.set("encoder", 0, active=False)
-    async with scaler(decisions) as stub:
-        streams = [stub.StreamIsActive(ENCODERS) for _ in range(8)]
-        assert [(await stream.read()).result for stream in streams] == [False] * 8
-        for stream in streams[:4]:
-            stream.cancel()
-        await until(lambda: stub.server._scaler._streams == 4, "the end of four streams")
-        decisions.set("encoder", 1, active=True)
-        assert [(await within("a push", stream.read())).result for stream in streams[4:]] == [True] * 4
-        async with aio.insecure_channel(f"127.0.0.1:{stub.server.port}") as channel:
-            lost: Any = ScalerStub(channel)
-            assert (await lost.StreamIsActive(ENCODERS).read()).result is True
-        await until(lambda: stub.server._scaler._streams == 4, "the end of the lost connection's stream")
-        for stream in streams[4:]:
-            stream.cancel()
-
-
-async def test_streams_beyond_the_limit_are_refused_and_the_others_go_on(monkeypatch):
+async def test_streams_beyond_the_limit_are_refused_and_the_others_go_on(stub, decisions, monkeypatch):
     monkeypatch.setattr(keda, "MAX_STREAMS", 2)
-    decisions = Decisions()
     decisions.set("encoder", 0, active=False)
-    async with scaler(decisions) as stub:
-        streams = [stub.StreamIsActive(ENCODERS) for _ in range(2)]
-        for stream in streams:
-            await stream.read()
-        code, why = await refusal(anext(aiter(stub.StreamIsActive(ENCODERS))))
-        assert (code, "poll IsActive" in why) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
-        decisions.set("encoder", 1, active=True)
-        assert [(await stream.read()).result for stream in streams] == [True, True]
+    streams = [stub.StreamIsActive(ENCODERS) for _ in range(2)]
+    for stream in streams:
+        await stream.read()
+    code, why = await refusal(anext(aiter(stub.StreamIsActive(ENCODERS))))
+    assert (code, "poll IsActive" in why) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+    decisions.set("encoder", 1, active=True)
+    assert [(await stream.read()).result for stream in streams] == [True, True]
 
 
-async def test_a_proxy_that_leaves_ends_its_streams_without_an_error() -> None:
+async def test_a_proxy_that_leaves_ends_its_streams_without_an_error(stub: Any, decisions: Decisions) -> None:
     """After an error KEDA waits twice as long each time, up to a minute, before it opens a stream again."""
-    decisions = Decisions()
     decisions.set("encoder", 0, active=False)
-    async with scaler(decisions) as stub:
-        streams = [stub.StreamIsActive(ENCODERS), stub.StreamIsActive(PD)]
-        await streams[0].read()
-        await until(lambda: stub.server._scaler._streams == 2, "both streams")
-        await stub.server.stop()
-        assert [await within("the end", stream.read()) for stream in streams] == [aio.EOF, aio.EOF]
-        assert [await stream.code() for stream in streams] == [grpc.StatusCode.OK] * 2
+    streams = [stub.StreamIsActive(ENCODERS), stub.StreamIsActive(PD)]
+    await streams[0].read()
+    await until(lambda: stub.server._scaler._streams == 2, "both streams")
+    await stub.server.stop()
+    assert [await within("the end", stream.read()) for stream in streams] == [aio.EOF, aio.EOF]
+    assert [await stream.code() for stream in streams] == [grpc.StatusCode.OK] * 2
 
 
 async def test_with_certificates_the_port_speaks_tls_and_asks_keda_for_none(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from support.clock import Clock
 from support.fakes.scaling_board import BoardData, MemoryBoard
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.scaling import PoolDemand, ScalingRules, WorkerGroup
@@ -20,13 +21,6 @@ from triptych.proxy.workers import KnownWorkers, Worker
 
 RULES = ScalingRules(1, 8, 2.0, window=20.0)
 NONE, EIGHT, TWO = PoolDemand(), PoolDemand(fast=5.6, slow=5.6), PoolDemand(fast=1.4, slow=1.4)
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @dataclass
@@ -90,7 +84,7 @@ def cluster() -> Cluster:
 
 
 def made() -> Cluster:
-    clock = Clock()
+    clock = Clock(1000.0)
     return Cluster(BoardData(clock), clock)
 
 

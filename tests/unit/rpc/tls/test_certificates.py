@@ -21,18 +21,12 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
 
 from support.certificates import NAME, CertificateFolder, issue, pem_of
+from support.clock import Clock
 from triptych.base.config import TlsFiles
 from triptych.base.errors import ConfigError
 from triptych.base.rpc.tls.certificates import LOOK_SECONDS, RETRY_SECONDS, Certificates
 from triptych.base.rpc.tls.material import TlsMaterial, read_material
 from triptych.base.rpc.tls.own_ca import CA, CA_KEY, CERT, KEY, write_certificates
-
-
-class _Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +40,12 @@ def folder(tmp_path: Path, authority: trustme.CA) -> CertificateFolder:
 
 
 @pytest.fixture
-def clock() -> _Clock:
-    return _Clock()
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
-def certificates(folder: CertificateFolder, clock: _Clock) -> Certificates:
+def certificates(folder: CertificateFolder, clock: Clock) -> Certificates:
     return Certificates(folder.internal, clock)
 
 
@@ -70,7 +64,7 @@ def test_replaced_files_are_in_use_a_second_later(certificates, folder, authorit
     assert certificates.not_after() > first.not_after
 
 
-def test_files_that_are_as_they_were_are_not_read_again(certificates: Certificates, clock: _Clock) -> None:
+def test_files_that_are_as_they_were_are_not_read_again(certificates: Certificates, clock: Clock) -> None:
     first = certificates.current()
     clock.now += LOOK_SECONDS
     assert certificates.current() is first
@@ -80,7 +74,7 @@ def test_a_certificate_without_its_new_key_changes_nothing_until_that_is_there(
     certificates: Certificates,
     folder: CertificateFolder,
     authority: trustme.CA,
-    clock: _Clock,
+    clock: Clock,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     first = certificates.current()

@@ -151,9 +151,7 @@ def test_sizes_read_from_a_config_are_those_of_the_model_itself(family: str) -> 
         ({"scale_factor": 4}, 64),
     ],
 )
-def test_a_picture_of_one_size_has_the_rows_that_its_projector_leaves(
-    tmp_path: Path, fields: dict[str, Any], rows: int
-) -> None:
+def test_a_picture_of_one_size_has_the_rows_that_its_projector_leaves(tmp_path, fields, rows):
     shape = read(tmp_path, **fields).shape
     assert shape.plan(1280, 720) == (32 * 32, rows) == shape.plan(64, 64)
 
@@ -199,9 +197,7 @@ def test_recurrent_layers_keep_no_keys_and_values(tmp_path: Path) -> None:
         (json.dumps({"vision_config": [], "text_config": 3}), "has no vision_config"),
     ],
 )
-def test_a_config_without_a_size_is_refused_by_the_name_of_its_field(
-    tmp_path: Path, config: str, said: str
-) -> None:
+def test_a_config_without_a_size_is_refused_by_the_name_of_its_field(tmp_path, config, said):
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(ConfigError, match=f"--model .*{said}"):
         read_model(tmp_path)

@@ -11,7 +11,7 @@ from triptych.base.errors import ConfigError
 from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.slo import Slo
 from triptych.simulator.cluster.shape import colocated, in_step, on_devices
-from triptych.simulator.costs.costs import CostModel, EncoderCosts, ProxyCosts
+from triptych.simulator.costs.costs import CostModel, EncoderCosts
 from triptych.simulator.plan.estimate import Estimate
 from triptych.simulator.plan.question import PlannedDevice, Question, parse_prices
 from triptych.simulator.plan.ratios import Ratios, Served, advise, candidates
@@ -21,7 +21,6 @@ from triptych.simulator.plan.scaling import (
     bottlenecks,
     proxies_needed,
     proxy_share,
-    traffic_of,
 )
 
 SLO = Slo((("tpot", 1000.0),))
@@ -55,15 +54,6 @@ def test_texts_never_fill_the_store() -> None:
     by_part = {one.part: one for one in bottlenecks(FOUND, 1.0, texts, 300)}
     assert by_part["store"].workers is None
     assert by_part["proxy"].workers is not None
-
-
-def traffic(token: float) -> Traffic:
-    """Of two pictures and 100 tokens out; a proxy takes 5 ms for a request, its tokens at `token` each."""
-    load = Workload(50, 100, ((2, 1.0),), ((320, 320, 1.0),), 0.5)
-    costs = replace(COSTS, proxy=ProxyCosts(5e-3 - 100 * token, 0.0, token))
-    asked = Question(load, "", SLO, PlannedDevice("", costs, MODEL, LIMITS))
-    served = Served(on_devices(1, 1), 10.0, (4.0,))
-    return traffic_of(asked, replace(FOUND, step=0.1, work=0.05), served)
 
 
 OBJECTIVES = Slo((("ttft", 2000.0), ("tpot", 50.0)))

@@ -14,7 +14,6 @@ from support.engine.engine_requests import (
     make_cross,
     make_feature,
     make_request,
-    publish,
 )
 from triptych.base.types import MMFeature
 from triptych.pd_worker.core.items.item import MARK_SECONDS, ItemStatus, ItemTable
@@ -127,8 +126,7 @@ def in_flight(engine: ModellessEngine, features: Iterable[MMFeature]) -> set[str
             engine.step()
 
     watched(2)
-    publish(STORE, *features)
-    engine.scheduler.mark_ready(keys, engine.now)
+    engine.arrive(*features)
     watched(6)
     engine.scheduler.pause(["a"], [], "proxy")
     watched(3)

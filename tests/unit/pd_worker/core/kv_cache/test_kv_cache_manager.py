@@ -31,8 +31,8 @@ def computed(manager: KVCacheManager, name: str, tokens: Sequence[int], *feature
     manager.free(name)
 
 
-def hits(manager: KVCacheManager, links: PrefixChain, num_tokens: int) -> int:
-    return len(manager.find_prefix(links, num_tokens))
+def hits(manager: KVCacheManager, links: PrefixChain) -> int:
+    return len(manager.find_prefix(links, links._num_prompt_tokens))
 
 
 def test_blocks_of_a_span_depend_on_all_of_its_tokens_and_those_before_it_do_not() -> None:
@@ -45,31 +45,33 @@ def test_blocks_of_a_span_depend_on_all_of_its_tokens_and_those_before_it_do_not
     assert spanned[0][1] != spanned[1][1]
 
 
-def test_full_blocks_of_an_equal_prefix_are_found() -> None:
+@pytest.mark.parametrize(
+    ("cached", "asked", "found"),
+    [
+        pytest.param(10, chain(range(12)), 2, id="full blocks of an equal prefix are found"),
+        pytest.param(8, chain(range(8)), 1, id="the last token is always computed"),
+        pytest.param(8, chain(range(9), root=b"s" * 32), 0, id="another root shares nothing"),
+    ],
+)
+def test_of_what_another_request_has_computed(cached: int, asked: PrefixChain, found: int) -> None:
     manager = KVCacheManager(8, 4)
-    computed(manager, "a", range(10))
-    assert hits(manager, chain(range(12)), 12) == 2
-
-
-def test_the_last_token_is_always_computed() -> None:
-    manager = KVCacheManager(8, 4)
-    computed(manager, "a", range(8))
-    assert hits(manager, chain(range(8)), 8) == 1
+    computed(manager, "a", range(cached))
+    assert hits(manager, asked) == found
 
 
 def test_equal_placeholders_of_different_images_share_nothing() -> None:
     manager = KVCacheManager(16, 4)
     tokens = [1, 2, *[9] * 8, 3, 4, 5, 6]
     computed(manager, "a", tokens, make_feature("cat", 2, 8))
-    assert hits(manager, chain(tokens, [make_feature("dog", 2, 8)]), 14) == 0
-    assert hits(manager, chain(tokens, [make_feature("cat", 2, 8)]), 14) == 3
+    assert hits(manager, chain(tokens, [make_feature("dog", 2, 8)])) == 0
+    assert hits(manager, chain(tokens, [make_feature("cat", 2, 8)])) == 3
 
 
 def test_one_image_at_two_offsets_of_a_block_shares_nothing() -> None:
     manager = KVCacheManager(16, 4)
     tokens = [9] * 12
     computed(manager, "a", tokens, make_feature("cat", 0, 8))
-    assert hits(manager, chain(tokens, [make_feature("cat", 1, 8)]), 12) == 0
+    assert hits(manager, chain(tokens, [make_feature("cat", 1, 8)])) == 0
 
 
 def test_the_third_of_three_images_decides_its_block() -> None:
@@ -78,13 +80,7 @@ def test_the_third_of_three_images_decides_its_block() -> None:
     first = [make_feature(name, 4 * i, 4) for i, name in enumerate("abc")]
     other = [make_feature(name, 4 * i, 4) for i, name in enumerate("abd")]
     computed(manager, "a", tokens, *first)
-    assert hits(manager, chain(tokens, other), 13) == 2
-
-
-def test_another_root_shares_nothing() -> None:
-    manager = KVCacheManager(8, 4)
-    computed(manager, "a", range(8))
-    assert hits(manager, chain(range(9), root=b"s" * 32), 9) == 0
+    assert hits(manager, chain(tokens, other)) == 2
 
 
 def test_tokens_that_move_across_a_block_boundary_change_the_digest() -> None:
@@ -95,28 +91,22 @@ def test_tokens_that_move_across_a_block_boundary_change_the_digest() -> None:
 def test_without_prefix_caching_nothing_is_found() -> None:
     manager = KVCacheManager(8, 4, prefix_caching=False)
     computed(manager, "a", range(8))
-    assert hits(manager, chain(range(9)), 9) == 0
+    assert hits(manager, chain(range(9))) == 0
 
 
-def test_a_reused_block_is_not_found_any_more() -> None:
-    manager = KVCacheManager(2, 4)
-    computed(manager, "a", range(8))
-    assert manager.allocate("b", [], 8)
-    assert hits(manager, chain(range(9)), 9) == 0
-
-
-def test_blocks_of_unknown_content_are_taken_before_cached_ones() -> None:
-    manager = KVCacheManager(4, 4)
-    computed(manager, "a", range(8))
-    assert manager.allocate("b", [], 8)
-    assert hits(manager, chain(range(9)), 9) == 2
-
-
-def test_the_end_of_a_cached_prefix_goes_before_its_head() -> None:
-    manager = KVCacheManager(3, 4)
-    computed(manager, "a", range(12))
-    assert manager.allocate("b", [], 4)
-    assert hits(manager, chain(range(13)), 13) == 2
+@pytest.mark.parametrize(
+    ("blocks", "cached", "taken", "found"),
+    [
+        pytest.param(2, 8, 8, 0, id="a reused block is not found any more"),
+        pytest.param(4, 8, 8, 2, id="blocks of unknown content are taken before cached ones"),
+        pytest.param(3, 12, 4, 2, id="the end of a cached prefix goes before its head"),
+    ],
+)
+def test_of_a_prefix_when_another_request_takes_blocks(blocks, cached, taken, found):
+    manager = KVCacheManager(blocks, 4)
+    computed(manager, "a", range(cached))
+    assert manager.allocate("b", [], taken)
+    assert hits(manager, chain(range(cached + 1))) == found
 
 
 def test_a_shared_prefix_takes_no_new_blocks() -> None:

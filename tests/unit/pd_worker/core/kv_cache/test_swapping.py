@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.engine.engine_requests import (
+    STORE,
     WIDTH,
+    Make,
     ModellessEngine,
     make_cross,
     make_feature,
@@ -19,23 +22,14 @@ from support.engine.engine_requests import (
     publish,
 )
 from triptych.base.types import FinishReason, MMFeature
-from triptych.ec_connector.connectors.memory import MemoryStore
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import SwapManager
 from triptych.pd_worker.core.outputs import SchedulerOutput
 from triptych.pd_worker.core.request_events import RequestFinished
 
-STORE = MemoryStore()
 
-
-@pytest.fixture(autouse=True)
-def empty_store() -> Iterator[None]:
-    STORE.clear()
-    yield
-    STORE.clear()
-
-
-def engine_of(*, cross: bool = False, **options: int) -> ModellessEngine:
-    return ModellessEngine(STORE, cross=cross, prefix_caching=False, **options)  # type: ignore[arg-type]
+@pytest.fixture
+def engine_of(make: Make) -> Make:
+    return partial(make, prefix_caching=False)
 
 
 def stored(feature: MMFeature) -> MMFeature:
@@ -60,7 +54,25 @@ def reasons(engine: ModellessEngine) -> set[FinishReason]:
     return {event.reason for event in engine.events if isinstance(event, RequestFinished)}
 
 
-def test_a_swapped_request_goes_on_where_it_stopped() -> None:
+def two_of(kind: str, engine: ModellessEngine) -> None:
+    """Requests of which the second is preempted; of one text, of two, or half way through a picture."""
+    if kind == "picture":
+        engine.add(make_request("a", [1] * 8, max_tokens=22))
+        engine.step()
+        engine.step()
+        image = stored(make_feature("cat", 1, 12))
+        engine.add(make_request("b", [2] * 14, [image], max_tokens=8, arrival=1.0))
+        return
+    for index, name in enumerate("ab"):
+        features = {
+            "no item": [],
+            "one text": [stored(make_cross("text", 7))],
+            "two texts": [stored(make_cross(name, 7))],
+        }[kind]
+        engine.add(make_request(name, [2, index], features, max_tokens=14, arrival=index))
+
+
+def test_a_swapped_request_goes_on_where_it_stopped(engine_of: Make) -> None:
     engine = engine_of(num_blocks=7, host_blocks=8)
     for index, name in enumerate("ab"):
         engine.add(make_request(name, [index] * 6, max_tokens=14, arrival=index))
@@ -70,39 +82,32 @@ def test_a_swapped_request_goes_on_where_it_stopped() -> None:
     assert (
         sum(len(output.swap_out) for output in outputs) == sum(len(output.swap_in) for output in outputs) > 0
     )
-    engine.assert_at_rest()
 
 
-def test_the_last_users_cross_table_moves_with_it_and_comes_back() -> None:
+def test_the_last_users_cross_table_moves_with_it_and_comes_back(engine_of: Make) -> None:
     engine = engine_of(cross=True, num_blocks=7, host_blocks=8)
-    for index, name in enumerate("ab"):
-        engine.add(make_request(name, [2, 0], [stored(make_cross(name, 7))], max_tokens=14, arrival=index))
+    two_of("two texts", engine)
     outputs = engine.run_out()
     assert preempted(outputs)
     assert sum(len(output.projections) for output in outputs) == 2
     restored = [output for output in outputs if output.restored]
     assert len(restored) == 1 and len(restored[0].chunks) == 1, "it is read in the step that brings it back"
     assert computed(outputs) == {"a": 15, "b": 15}
-    engine.assert_at_rest()
 
 
-def test_a_shared_cross_table_stays_when_one_of_two_goes() -> None:
+def test_a_shared_cross_table_stays_when_one_of_two_goes(engine_of: Make) -> None:
     engine = engine_of(cross=True, num_blocks=8, host_blocks=8)
-    text = stored(make_cross("text", 7))
-    for index, name in enumerate("ab"):
-        engine.add(make_request(name, [2, index], [text], max_tokens=14, arrival=index))
+    two_of("one text", engine)
     outputs = engine.run_out()
     assert preempted(outputs) == ["b"]
     assert [len(output.swap_out) for output in outputs if output.swap_out] == [3]
     assert not any(output.restored for output in outputs)
     assert computed(outputs) == {"a": 15, "b": 15}
-    engine.assert_at_rest()
 
 
-def test_a_swapped_request_that_is_cancelled_leaves_nothing_in_host_memory() -> None:
+def test_a_swapped_request_that_is_cancelled_leaves_nothing_in_host_memory(engine_of: Make) -> None:
     engine = engine_of(cross=True, num_blocks=7, host_blocks=8)
-    for index, name in enumerate("ab"):
-        engine.add(make_request(name, [2, 0], [stored(make_cross(name, 7))], max_tokens=14, arrival=index))
+    two_of("two texts", engine)
     while not engine.step().swap_out:
         pass
     assert engine.swap is not None and engine.swap.num_used > 0
@@ -110,20 +115,17 @@ def test_a_swapped_request_that_is_cancelled_leaves_nothing_in_host_memory() -> 
     engine.scheduler.cancel(["b"], "proxy")
     assert engine.swap.num_used == 0
     engine.run_out()
-    engine.assert_at_rest()
 
 
-def test_a_failed_step_ends_what_it_was_to_bring_back() -> None:
+def test_a_failed_step_ends_what_it_was_to_bring_back(engine_of: Make) -> None:
     engine = engine_of(cross=True, num_blocks=7, host_blocks=8)
-    for index, name in enumerate("ab"):
-        engine.add(make_request(name, [2, 0], [stored(make_cross(name, 7))], max_tokens=14, arrival=index))
+    two_of("two texts", engine)
     while not engine.step().swap_out:
         pass
     engine.scheduler.cancel(["a"], "proxy")
     output = engine.step(error=RuntimeError("broken"))
     assert output.swap_in
     assert FinishReason.ERROR in reasons(engine)
-    engine.assert_at_rest()
 
 
 def test_host_blocks_can_be_read_once_their_copy_is_confirmed_and_not_before() -> None:
@@ -159,29 +161,13 @@ def failing_at(n: int) -> tuple[list[int], Callable[[], bool]]:
     return count, fails
 
 
-def two_of(kind: str, engine: ModellessEngine) -> None:
-    """Requests of which the second is preempted; of one text, of two, or half way through a picture."""
-    if kind == "picture":
-        engine.add(make_request("a", [1] * 8, max_tokens=22))
-        engine.step()
-        engine.step()
-        image = stored(make_feature("cat", 1, 12))
-        engine.add(make_request("b", [2] * 14, [image], max_tokens=8, arrival=1.0))
-        return
-    for index, name in enumerate("ab"):
-        features = {
-            "no item": [],
-            "one text": [stored(make_cross("text", 7))],
-            "two texts": [stored(make_cross(name, 7))],
-        }[kind]
-        engine.add(make_request(name, [2, index], features, max_tokens=14, arrival=index))
-
-
 @pytest.mark.parametrize("capacity", [12 * WIDTH * 4, 1 << 20], ids=["tight", "roomy"])
 @pytest.mark.parametrize(
     ("kind", "blocks"), [("no item", 5), ("picture", 8), ("one text", 8), ("two texts", 7)]
 )
-def test_whichever_copy_fails_the_request_is_computed_again_and_nothing_stays(kind, blocks, capacity):
+def test_whichever_copy_fails_the_request_is_computed_again_and_nothing_stays(
+    kind, blocks, capacity, engine_of
+):
     n, computed_again = -1, []
     while True:
         STORE.clear()
@@ -201,7 +187,7 @@ def test_whichever_copy_fails_the_request_is_computed_again_and_nothing_stays(ki
     assert computed_again[0] == computed_again[-1] < min(computed_again[1:-1])
 
 
-def test_a_request_whose_copy_out_failed_gets_its_items_again() -> None:
+def test_a_request_whose_copy_out_failed_gets_its_items_again(engine_of: Make) -> None:
     engine = engine_of(num_blocks=8, host_blocks=8, budget=6)
     engine.copy_fails = lambda: True
     two_of("picture", engine)
@@ -216,10 +202,9 @@ def test_a_request_whose_copy_out_failed_gets_its_items_again() -> None:
     )
     assert rows > 12, "its picture was read again"
     assert not any(output.swap_in for output in outputs), "nothing is read that is not confirmed"
-    engine.assert_at_rest()
 
 
-def test_a_request_and_its_table_do_not_come_back_in_the_step_in_which_they_go() -> None:
+def test_a_request_and_its_table_do_not_come_back_in_the_step_in_which_they_go(engine_of: Make) -> None:
     engine = engine_of(cross=True, num_blocks=7, host_blocks=8)
     two_of("two texts", engine)
     outputs = engine.run_out()

@@ -49,30 +49,16 @@ def test_tokens_before_the_end_in_one_batch_come_before_it() -> None:
     assert shown[-1]["usage"]["completion_tokens"] == 2
 
 
-class OneAnswer:
-    """A dispatcher whose requests give one token and then wait."""
+class Queued:
+    """A dispatcher whose output a test puts into the queue."""
 
     def __init__(self) -> None:
         self.quotas = QuotaTable(quota_specs(ProxyConfig()))
+        self.output = OutputQueue()
         self.closed = False
 
     def resolve_model(self, name: str) -> str:
         return "m"
-
-    async def chat(self, call: object) -> AsyncIterator[list[Output]]:
-        try:
-            yield [Started((1,)), Delta("a", [1])]
-            await asyncio.Event().wait()
-        finally:
-            self.closed = True
-
-
-class Queued(OneAnswer):
-    """A dispatcher whose output a test puts into the queue."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.output = OutputQueue()
 
     async def chat(self, call: object) -> AsyncIterator[list[Output]]:
         try:
@@ -89,7 +75,7 @@ class Client:
     """One client of a streamed chat: what it has been sent, and the answer's task. `fail_at`: the part that
     meets a closed connection."""
 
-    def __init__(self, dispatcher: OneAnswer, fail_at: int = 1000) -> None:
+    def __init__(self, dispatcher: Queued, fail_at: int = 1000) -> None:
         self.parts: list[bytes] = []
         self._fail_at = fail_at
         self._body = [{"type": "http.request", "body": BODY % b""}]

@@ -25,7 +25,7 @@ from triptych.base.request import TextPart
 from triptych.base.types import OutputFormat
 from triptych.proxy.call.chat import ChatCall, ChatMessage
 from triptych.proxy.call.tools import CallForm
-from triptych.proxy.media.source import FileUrl, ImagePart, WebUrl
+from triptych.proxy.media.source import FileUrl, ImagePart
 from triptych.proxy.openai.chat.request import ChatReplyOptions, parse_body
 from triptych.proxy.splitter import pd_messages
 
@@ -47,7 +47,6 @@ def test_a_malformed_request_is_a_400_that_names_its_field(body: Any, param: str
 def test_web_and_file_urls_are_kept_for_the_loader() -> None:
     call, _ = parse(with_url("https://example.com/a.png?x=1#y"))
     source = call.items()[0].source
-    assert isinstance(source, WebUrl)
     assert str(source.url) == "https://example.com/a.png?x=1"
     call, _ = parse(with_url("file:///tmp/a%20b.png"))
     assert call.items()[0].source == FileUrl("/tmp/a b.png")
@@ -114,20 +113,16 @@ def test_bad_words_and_the_stop_text_in_the_answer_are_taken_over() -> None:
     assert caught.value.param == "bad_words[1]"
 
 
-def parsed(body: dict[str, Any]) -> tuple[ChatCall, ChatReplyOptions]:
-    return parse_body(json.dumps(body).encode(), "r", max_images=2, timeout=10.0)
-
-
 def form_of(**values: Any) -> OutputFormat | None:
-    return parsed(with_value(**values))[0].sampling.output_format
+    return parse(with_value(**values))[0].sampling.output_format
 
 
 def message(**fields: Any) -> ChatMessage:
-    return parsed({"messages": [*HELLO, fields]})[0].messages[-1]
+    return parse({"messages": [*HELLO, fields]})[0].messages[-1]
 
 
 def test_penalties_bias_and_log_probabilities_are_taken_over() -> None:
-    call, options = parsed(
+    call, options = parse(
         with_value(
             presence_penalty=1,
             frequency_penalty=-2,
@@ -148,12 +143,12 @@ def test_penalties_bias_and_log_probabilities_are_taken_over() -> None:
 
 
 def test_log_probabilities_without_a_number_are_those_of_the_chosen_tokens() -> None:
-    assert parsed(with_value(logprobs=True))[0].sampling.logprobs == 0
-    assert parsed(with_value(logprobs=False, top_logprobs=0))[0].sampling.logprobs is None
+    assert parse(with_value(logprobs=True))[0].sampling.logprobs == 0
+    assert parse(with_value(logprobs=False, top_logprobs=0))[0].sampling.logprobs is None
 
 
 def test_a_plain_request_takes_the_short_way() -> None:
-    assert parsed(with_value(stream=True, return_token_ids=True, n=1))[1].plain
+    assert parse(with_value(stream=True, return_token_ids=True, n=1))[1].plain
 
 
 @pytest.mark.parametrize(
@@ -194,30 +189,30 @@ def test_a_form_is_known_in_every_spelling(values: dict[str, Any], form: OutputF
     ],
 )
 def test_fields_that_change_nothing_or_are_off_do_not_fail(values: dict[str, Any]) -> None:
-    assert parsed(with_value(**values))[0].template.tools == b""
+    assert parse(with_value(**values))[0].template.tools == b""
 
 
 def test_tools_go_to_the_template_as_they_came() -> None:
     tools = [tool("f", a=str), {**tool("g"), "extra": 1}]
-    call, options = parsed(with_value(tools=tools))
+    call, options = parse(with_value(tools=tools))
     assert json.loads(call.template.tools) == tools
     assert (options.tools.form, call.sampling.output_format) == (CallForm.TAGGED, None)
 
 
 def test_no_tools_are_sent_where_none_may_be_called() -> None:
-    call, options = parsed(with_value(tools=[tool("f")], tool_choice="none"))
+    call, options = parse(with_value(tools=[tool("f")], tool_choice="none"))
     assert (call.template.tools, options.tools.form) == (b"", CallForm.NONE)
 
 
 def test_allowed_tools_limit_the_choice() -> None:
     allowed = {"mode": "auto", "tools": [chosen("g")]}
     choice = {"type": "allowed_tools", "allowed_tools": allowed}
-    call, _ = parsed(with_value(tools=[tool("f"), tool("g")], tool_choice=choice))
+    call, _ = parse(with_value(tools=[tool("f"), tool("g")], tool_choice=choice))
     assert [item["function"]["name"] for item in json.loads(call.template.tools)] == ["g"]
 
 
 def forced_schema(**values: Any) -> dict[str, Any]:
-    call, options = parsed(with_value(**values))
+    call, options = parse(with_value(**values))
     assert options.tools.form is CallForm.JSON
     schema: dict[str, Any] = json.loads(call.sampling.output_format.text)
     return schema
