@@ -20,8 +20,8 @@ from pathlib import Path
 from benchmarks.against_peer.loads import FIGURES, LOADS, OTHERS_LIMIT, WORKLOADS, Load, Turn, quiet, ratios
 from benchmarks.against_peer.rounds import (
     MODELS,
+    Rounds,
     matrix_of,
-    measure_turns,
     publish_turns,
     systems_of,
     turns_parser,
@@ -167,4 +167,4 @@ def _measure(options: argparse.Namespace, display: Display) -> bool:
     if options.peer is None:
         return publish_turns(options, page, reached, RESULT)
     matrix = matrix_of(options.model, options.peer.resolve())
-    return measure_turns(options, display, matrix, systems_of(matrix, options.before), LOADS, WORKLOADS)
+    return Rounds(options, display, matrix, systems_of(matrix, options.before), WORKLOADS).run(LOADS)

@@ -146,20 +146,25 @@ def kept(files: Iterable[Path], kind: type[_Record]) -> list[_Record]:
 class Rounds:
     """Measures loads in turns and appends every turn to the results as soon as it is done.
 
-    `workloads` are those that loads name, `options` those of `turns_parser`.
+    `known` are all systems by name, `workloads` those that loads name, `options` those of `turns_parser`.
+    ConfigError for a system that is not known.
     """
 
     def __init__(
         self,
-        matrix: Matrix,
-        systems: Sequence[System],
-        workloads: Mapping[str, Workload],
         options: argparse.Namespace,
         display: Display,
+        matrix: Matrix,
+        known: Mapping[str, System],
+        workloads: Mapping[str, Workload],
     ) -> None:
+        names = options.systems.split(",")
+        for name in names:
+            if name not in known:
+                raise ConfigError(f"--systems {name!r} is not known: use some of {', '.join(known)}")
         self._matrix = matrix
-        self._systems = {system.name: system for system in systems}
-        self._commits = {system.name: commit_of(system) for system in systems}
+        self._systems = {name: known[name] for name in names}
+        self._commits = {name: commit_of(system) for name, system in self._systems.items()}
         self._workloads = workloads
         self._options = options
         self._display = display
@@ -169,13 +174,17 @@ class Rounds:
         self._began = time.monotonic()
 
     def run(self, loads: Sequence[Load]) -> bool:
-        """Whether everything was measured. Round by round: cut off anywhere, all loads are equally far."""
+        """Those of the loads that `--only` chooses: whether everything was measured.
+
+        Round by round: cut off anywhere, all loads are equally far.
+        """
+        asked = chosen({load.name: load for load in loads}, self._options.only)
         try:
             for name, system in self._systems.items():
                 seconds = self._pool.get(system).seconds_to_ready
                 self._pool.pause(system)
                 self._display.say(f"{name}: ready after {seconds:.1f} s")
-            parts = [(load, number) for number in range(self._options.rounds) for load in loads]
+            parts = [(load, number) for number in range(self._options.rounds) for load in asked]
             with self._display.step("all rounds", len(parts), "loads") as rounds:
                 for load, number in parts:
                     if not self._round(load, self._options.first + number):
@@ -298,20 +307,3 @@ def publish_turns(
         for name, figures in reached(turns).items():
             record(name, figures, result, made_at=commits, date=max(turn.date for turn in ours)[:10])
     return True
-
-
-def measure_turns(
-    options: argparse.Namespace,
-    display: Display,
-    matrix: Matrix,
-    known: Mapping[str, System],
-    loads: Sequence[Load],
-    workloads: Mapping[str, Workload],
-) -> bool:
-    """The rounds that a command line asks for; ConfigError for a system that is not known."""
-    for name in options.systems.split(","):
-        if name not in known:
-            raise ConfigError(f"--systems {name!r} is not known: use some of {', '.join(known)}")
-    systems = [known[name] for name in options.systems.split(",")]
-    chosen_loads = chosen({load.name: load for load in loads}, options.only)
-    return Rounds(matrix, systems, workloads, options, display).run(chosen_loads)

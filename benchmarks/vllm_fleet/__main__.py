@@ -29,8 +29,8 @@ from benchmarks.against_peer.rounds import (
     PEER_SYSTEMS,
     REPLICA_PORTS,
     ROOT,
+    Rounds,
     matrix_of,
-    measure_turns,
     publish_turns,
     turns_parser,
     vllm_replicas,
@@ -112,7 +112,7 @@ def _measure(options: argparse.Namespace, display: Display) -> bool:
     known = systems_of(matrix, Parts(matrix, options.packages.resolve(), namespace))
     options.results.mkdir(parents=True, exist_ok=True)
     (options.results / _VERSIONS).write_text(_versions(peer))
-    return measure_turns(options, display, matrix, known, LOADS, WORKLOADS)
+    return Rounds(options, display, matrix, known, WORKLOADS).run(LOADS)
 
 
 def _versions(peer: Path) -> str:

@@ -124,6 +124,13 @@ def test_ratios_are_of_equal_repeats_and_say_whether_the_target_is_met(tmp_path:
     assert (tpot.reading, tpot.target) == ("open: requests failed", "≤ 0.5: **missed** by 20%")
 
 
+def test_a_system_that_sustained_no_rate_is_not_compared(tmp_path: Path) -> None:
+    cells = [found(f"search.images-4.colocated.{n}") for n in range(2)]
+    cells += [found(f"search.images-4.epd-shared.{n}", rate=4.0) for n in range(2)]
+    [one] = comparisons(results(matrix(tmp_path), tmp_path, cells))
+    assert (one.reading, one.target) == ("open", "≥ 1.3: no rate to compare with")
+
+
 def test_the_report_names_what_is_missing_failed_and_disturbed(tmp_path: Path) -> None:
     cells = [found("fixed.mix.colocated.0", rate=8.0), found("fixed.mix.epd-shared.0", others_share=0.4)]
     cells += [found("capacity.mix.colocated.0", status="failed", why="it\ndied", windows=[], server=None)]
