@@ -19,8 +19,8 @@ _FOLDER = Path(__file__).parent
 
 def _sources() -> dict[str, Path]:
     """The modules here that have a `main`, and packages with a `__main__.py`, by name."""
-    found = {path.stem: path for path in _FOLDER.glob("[a-z]*.py") if "def main(" in path.read_text()}
-    return found | {path.parent.name: path for path in _FOLDER.glob("*/__main__.py")}
+    result = {path.stem: path for path in _FOLDER.glob("[a-z]*.py") if "def main(" in path.read_text()}
+    return result | {path.parent.name: path for path in _FOLDER.glob("*/__main__.py")}
 
 
 def names() -> list[str]:

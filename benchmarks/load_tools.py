@@ -78,9 +78,9 @@ def guidellm(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
         *(f"kind=max_requests,count={load.requests}", "--disable-console-interactive"),
         *("--output", f"kind=json,path={folder / 'guidellm.json'}"),
     )
-    found = json.loads((folder / "guidellm.json").read_text())["benchmarks"][0]["metrics"]
-    ended = found["request_totals"]
-    means = [found[name]["successful"]["mean"] for name in GUIDELLM]
+    result = json.loads((folder / "guidellm.json").read_text())["benchmarks"][0]["metrics"]
+    ended = result["request_totals"]
+    means = [result[name]["successful"]["mean"] for name in GUIDELLM]
     return ToolFigures(ended["successful"], ended["errored"] + ended["incomplete"], *means)
 
 
@@ -97,10 +97,10 @@ def aiperf(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
         *("--request-rate", load.rate, "--arrival-pattern", "constant", "--request-count", load.requests),
         *("--artifact-dir", folder, "--no-server-metrics"),
     )
-    found = json.loads((folder / "profile_export_aiperf.json").read_text())
-    failed = (found.get("error_request_count") or {"avg": 0})["avg"]
-    means = [found[name]["avg"] for name in AIPERF]
-    return ToolFigures(round(found["request_count"]["avg"]), round(failed), *means)
+    result = json.loads((folder / "profile_export_aiperf.json").read_text())
+    failed = (result.get("error_request_count") or {"avg": 0})["avg"]
+    means = [result[name]["avg"] for name in AIPERF]
+    return ToolFigures(round(result["request_count"]["avg"]), round(failed), *means)
 
 
 def vllm(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
@@ -136,10 +136,10 @@ def inference_perf(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
     ))  # fmt: skip
     run_tool(folder, program("inference-perf"), "-c", folder / "config.yaml")
     report = json.loads((folder / "summary_lifecycle_metrics.json").read_text())
-    found, failed = report["successes"], report["failures"]["count"]
-    rate, tokens = found["throughput"]["requests_per_sec"], found["output_tokens"]["mean"]
-    ttft, e2e = (1000 * found["latency"][of]["mean"] for of in ("time_to_first_token", "request_latency"))
-    return ToolFigures(found["count"], failed, rate, ttft, (e2e - ttft) / (tokens - 1), tokens)
+    result, failed = report["successes"], report["failures"]["count"]
+    rate, tokens = result["throughput"]["requests_per_sec"], result["output_tokens"]["mean"]
+    ttft, e2e = (1000 * result["latency"][of]["mean"] for of in ("time_to_first_token", "request_latency"))
+    return ToolFigures(result["count"], failed, rate, ttft, (e2e - ttft) / (tokens - 1), tokens)
 
 
 def ours(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
@@ -156,10 +156,10 @@ def ours(url: str, load: ToolLoad, folder: Path) -> ToolFigures:
     return _named_alike(json.loads((folder / "ours.json").read_text())["windows"][0])
 
 
-def _named_alike(found: dict[str, Any]) -> ToolFigures:
+def _named_alike(result: dict[str, Any]) -> ToolFigures:
     """The figures of a result with vLLM's names, which ours has, too."""
-    means = [*(found[name] for name in OURS), found["total_output_tokens"] / found["completed"]]
-    return ToolFigures(found["completed"], found["failed"], *means)
+    means = [*(result[name] for name in OURS), result["total_output_tokens"] / result["completed"]]
+    return ToolFigures(result["completed"], result["failed"], *means)
 
 
 Tool = Callable[[str, ToolLoad, Path], ToolFigures]
@@ -234,11 +234,13 @@ def main() -> int:
                 means: Means = {}
                 for name, tool in systems.items():
                     with tempfile.TemporaryDirectory(prefix="load-tools-") as folder:
-                        found = tool(cluster.url, load, Path(folder))
-                    if found.failed or found.completed < load.requests - 1:  # GuideLLM may lose one silently
-                        raise RuntimeError(f"{name}: {found}")
-                    means[name] = (found.rate, found.ttft, found.tpot)
-                    turns.advance(int(turn > 0), note=f"{name}: {found}")
+                        result = tool(cluster.url, load, Path(folder))
+                    if (
+                        result.failed or result.completed < load.requests - 1
+                    ):  # GuideLLM may lose one silently
+                        raise RuntimeError(f"{name}: {result}")
+                    means[name] = (result.rate, result.ttft, result.tpot)
+                    turns.advance(int(turn > 0), note=f"{name}: {result}")
                 rounds += [means] if turn else []
     publish(page(load, rounds, options.tools), RESULT, write=options.write)
     return 0

@@ -56,8 +56,8 @@ async def beat(registry: Registry, held: Sequence[WorkerInfo], index: int) -> No
 
 
 async def look_again(registry: Registry, mark: str, _: int) -> None:
-    found = await registry.poll("proxy", 3600.0, mark=mark)
-    assert found.workers is None, "nothing has changed"
+    result = await registry.poll("proxy", 3600.0, mark=mark)
+    assert result.workers is None, "nothing has changed"
 
 
 async def server_cpu(store: EmbeddingStore) -> float:
@@ -82,12 +82,12 @@ async def measure(url: str, repeats: int) -> Costs:
                 for index in range(len(held), count):
                     held.append(worker(index))
                     await registry.register(held[index], 3600.0)
-                found = await cpu_of(store, lambda _: registry.poll("proxy", 3600.0), LOOKS)
-                taken.setdefault(f"look {count}", []).append(found)
+                result = await cpu_of(store, lambda _: registry.poll("proxy", 3600.0), LOOKS)
+                taken.setdefault(f"look {count}", []).append(result)
                 again = partial(look_again, registry, (await registry.poll("proxy", 3600.0)).mark)
                 taken.setdefault(f"again {count}", []).append(await cpu_of(store, again, LOOKS))
-            found = await cpu_of(store, partial(beat, registry, held), BEATS)
-            taken.setdefault("beat", []).append(found)
+            result = await cpu_of(store, partial(beat, registry, held), BEATS)
+            taken.setdefault("beat", []).append(result)
     finally:
         await store.close()
     return {
@@ -98,9 +98,9 @@ async def measure(url: str, repeats: int) -> Costs:
 
 def line(costs: Costs, side: int) -> tuple[float, float]:
     """(seconds of a look, further seconds per worker): through the least and the most workers."""
-    least, most = costs[f"look {WORKERS[0]}"][side], costs[f"look {WORKERS[-1]}"][side]
-    slope = (most - least) / (WORKERS[-1] - WORKERS[0])
-    return least - slope * WORKERS[0], slope
+    minimum, maximum = costs[f"look {WORKERS[0]}"][side], costs[f"look {WORKERS[-1]}"][side]
+    slope = (maximum - minimum) / (WORKERS[-1] - WORKERS[0])
+    return minimum - slope * WORKERS[0], slope
 
 
 def report(costs: Costs, repeats: int, load_before: float) -> str:

@@ -98,8 +98,8 @@ def record(
         raise ConfigError(f"target {name!r} has no figure {', '.join(sorted(unknown))}")
     date = date or datetime.datetime.now(datetime.UTC).date().isoformat()
     kept = {key: float(f"{value:.4g}") for key, value in figures.items()}
-    found = read() | {name: Reached(kept, date, made_at or commit(), cpu_name(), page.name)}
-    ordered = {target.name: found[target.name] for target in TARGETS if target.name in found}
+    result = read() | {name: Reached(kept, date, made_at or commit(), cpu_name(), page.name)}
+    ordered = {target.name: result[target.name] for target in TARGETS if target.name in result}
     FILE.write_bytes(msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n")
 
 
@@ -117,14 +117,14 @@ def table(reached: Mapping[str, Reached]) -> str:
     """A line for every target, then the count."""
     rows = [("target", "wanted", "measured", "", "date", "commit", "python -m …")]
     for target in TARGETS:
-        found = reached.get(target.name)
-        figures = found.figures if found else {}
+        result = reached.get(target.name)
+        figures = result.figures if result else {}
         measured = ", ".join(
             f"{figures[b.figure]:.3g}" if b.figure in figures else "–" for b in target.bounds
         )
         wanted = ", ".join(map(str, target.bounds))
-        made = (found.date, found.commit[:12]) if found else ("–", "–")
-        rows.append((target.name, wanted, measured, verdict(target, found), *made, target.command))
+        made = (result.date, result.commit[:12]) if result else ("–", "–")
+        rows.append((target.name, wanted, measured, verdict(target, result), *made, target.command))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows

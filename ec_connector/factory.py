@@ -68,10 +68,12 @@ class ECConnectorFactory:
         if not prefix:
             raise ValueError(f"connector {name!r} is unknown: use one of {', '.join(sorted(cls._paths))}")
         try:
-            found: Callable[..., ECConnectorBase] = getattr(import_module(module), prefix + _SUFFIXES[role])
+            connector_class: Callable[..., ECConnectorBase] = getattr(
+                import_module(module), prefix + _SUFFIXES[role]
+            )
         except (ModuleNotFoundError, AttributeError) as error:
             raise ValueError(f"connector {name!r} cannot be loaded: {error}") from error
-        return found
+        return connector_class
 
 
 ECConnectorFactory.register("redis", "triptych.ec_connector.connectors.redis:RedisConnector")

@@ -285,10 +285,10 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
             return []
         prepared = [item.prepared for item in items if item.prepared is not None]
         self._calls += 1
-        asked = time.monotonic()
+        requested_at = time.monotonic()
         with self.beat.turn(self._pacer), torch.inference_mode():
             self._busy_since = time.monotonic()
-            self._waited += self._busy_since - asked
+            self._waited += self._busy_since - requested_at
             outputs = self._encoder.encode(prepared)
             rows = self._to_host(outputs, checks=[partial(self._serve, item) for item in items])
         if len(rows) != len(items):

@@ -17,7 +17,7 @@ from triptych.base.machine.device import DeviceMemory, memory_of
 from triptych.base.progress.progress import step
 from triptych.encoder_worker.graphs.graph_encoder import uncounted_bytes, with_graphs
 from triptych.models.base import EncoderSide, PreparedItem
-from triptych.models.checkpoint.support import check_supported, wanted_by_flags
+from triptych.models.checkpoint.support import check_supported, required_by_flags
 from triptych.models.identity import ModelIdentity, model_identity
 from triptych.models.images import check_rows
 from triptych.models.registry import load_encoder, resolve_device, resolve_dtype
@@ -47,7 +47,7 @@ def load_tower(config: EncoderConfig) -> EncoderSide:
     """
     start = time.monotonic()
     path = Path(config.model)
-    check_supported(path, wanted_by_flags(config))
+    check_supported(path, required_by_flags(config))
     device = resolve_device(config.device)
     dtype = resolve_dtype(path, device, config.dtype)
     encoder = load_encoder(path, device=device, dtype=dtype, quantization=config.quantization)

@@ -20,7 +20,7 @@ from triptych.encoder_worker.job_spec import ItemFormat, JobSpec
 from triptych.encoder_worker.jobs.job import (
     Failed,
     JobEvent,
-    MediaWanted,
+    MediaNeeded,
     Planned,
     Ready,
     StreamTrace,
@@ -99,7 +99,7 @@ def event_message(event: JobEvent) -> encoder_pb2.EncodeEvent:
             return encoder_pb2.EncodeEvent(planned=plan_to_proto(plan))
         case Waits():
             return encoder_pb2.EncodeEvent(waits=encoder_pb2.JobWaits())
-        case MediaWanted():
+        case MediaNeeded():
             return encoder_pb2.EncodeEvent(need_media=encoder_pb2.NeedMedia())
         case Ready(plan, already_stored, timings, source):
             ready = encoder_pb2.ItemReady(
@@ -196,12 +196,12 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             if self._splitter is None or spec.modality != "video":
                 return encoder_pb2.VideoSegments()
             async with asyncio.timeout(spec.timeout):
-                room = await self._media.acquire(spec.media_bytes)
+                reservation = await self._media.acquire(spec.media_bytes)
                 try:
                     data = await _all_media(request_iterator, spec.media_bytes)
                     ends, extra_rows = await self._splitter.ends(data, spec.processor_options)
                 finally:
-                    room.release()
+                    reservation.release()
         except RequestError:
             return encoder_pb2.VideoSegments()
         except TimeoutError:
@@ -240,7 +240,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         """
         frames: list[bytes] = []
         missing = waiter.spec.media_bytes
-        room = await self._media.acquire(missing, first=waiter.spec.re_encode)
+        reservation = await self._media.acquire(missing, first=waiter.spec.re_encode)
         now = asyncio.get_running_loop().time
         try:
             async with asyncio.timeout(None) as patience:
@@ -251,14 +251,14 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                     patience.reschedule(None)
                     match request.WhichOneof("body"):
                         case "media":
-                            if not missing and waiter.media_wanted:
-                                waiter.media_wanted, missing = False, waiter.spec.media_bytes
-                                room = await self._media.acquire(missing, first=True)
+                            if not missing and waiter.media_needed:
+                                waiter.media_needed, missing = False, waiter.spec.media_bytes
+                                reservation = await self._media.acquire(missing, first=True)
                             missing -= _checked_frame(request.media, missing)
                             frames.append(request.media)
                             if not missing:
                                 whole, frames = frames, []
-                                await self._streams.media(waiter, whole, room)
+                                await self._streams.media(waiter, whole, reservation)
                         case "run":
                             self._streams.permit(waiter)
                         case _:
@@ -267,7 +267,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             raise DeadlineExceeded("the job's media arrive too slowly") from None
         finally:
             if missing:
-                room.release()
+                reservation.release()
         if not waiter.ended:
             self._streams.close(waiter, complete=not missing)
 

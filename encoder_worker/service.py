@@ -304,8 +304,8 @@ def _step_pacer(config: EncoderConfig) -> StepPacer:
     ranks = config.encoder_data_parallel
     threads = ranks * threads_of_rank(tower_threads(config.threads, config.cpus), ranks)
     # Ranks are processes with threads of their own.
-    most = threads_of_one_worker() if config.spare_cores and ranks == 1 else threads
-    return step_pacer(config.core_page, config.core_slot, threads, most=most)
+    maximum = threads_of_one_worker() if config.spare_cores and ranks == 1 else threads
+    return step_pacer(config.core_page, config.core_slot, threads, maximum=maximum)
 
 
 def watched(
@@ -324,9 +324,9 @@ def watched(
 async def warn_of_mismatch(registry: Registry, info: WorkerInfo) -> None:
     """Logs why the PD workers that are registered now do not take this worker's embeddings, if so."""
     try:
-        found = PDModels.of(await registry.workers()).mismatch(info)
+        mismatch = PDModels.of(await registry.workers()).mismatch(info)
     except StoreUnavailable as error:
         logger.warning("not compared with the PD workers: %s", error)
         return
-    if found is not None:
-        logger.warning("the embeddings of this %s are not taken: %s", described(info), found.text)
+    if mismatch is not None:
+        logger.warning("the embeddings of this %s are not taken: %s", described(info), mismatch.text)

@@ -20,7 +20,7 @@ from triptych.base.types import WorkerInfo
 from triptych.ec_connector.base import DirectTransfer, ECConnectorRole, ECConnectorScheduler, ECTransferConfig
 from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.models.base import DecoderSide
-from triptych.models.checkpoint.support import check_supported, wanted_by_flags
+from triptych.models.checkpoint.support import check_supported, required_by_flags
 from triptych.models.identity import ModelIdentity
 from triptych.pd_worker.core.admission import Admission, SchedulerLimits
 from triptych.pd_worker.core.encoder_cache import EncoderCache
@@ -73,7 +73,7 @@ def load_model(config: PDConfig, *, other_peak: int = 0) -> LoadedModel:
     `config` is that of one rank, see `share_of_rank`; with several, the others are started and load, too.
     `other_peak` is what another model in this process takes of the device while it computes.
     """
-    check_supported(Path(config.model), wanted_by_flags(config))
+    check_supported(Path(config.model), required_by_flags(config))
     check_prompts(Path(config.model))
     if config.tensor_parallel == 1:
         return _load(config, None, other_peak)

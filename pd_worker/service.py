@@ -113,14 +113,14 @@ async def _serve(
 
 
 def _step_pacer(config: PDConfig, model: LoadedModel) -> StepPacer:
-    most = config.tensor_parallel * decoder_threads_of_rank(config, model.decoder.geometry.hidden_size)
+    maximum = config.tensor_parallel * decoder_threads_of_rank(config, model.decoder.geometry.hidden_size)
     # Ranks are processes with threads of their own.
     follows = config.spare_cores and config.tensor_parallel == 1
     return step_pacer(
         config.core_page,
         config.core_slot,
-        max(1, most // 2) if follows else most,
-        most=most,
+        max(1, maximum // 2) if follows else maximum,
+        maximum=maximum,
         interval=config.step_interval,
         own_core=config.keep_core,
     )

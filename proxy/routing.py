@@ -89,12 +89,12 @@ def choose_pd(workers: Sequence[PDLoad], chain: Sequence[str], affinity: PrefixA
     """The owner of the longest known prefix unless it is much busier than the least busy worker."""
     if not workers:
         return None
-    least = min(workers, key=lambda load: (load.in_flight / load.max_num_seqs, _tie(chain, load.address)))
+    minimum = min(workers, key=lambda load: (load.in_flight / load.max_num_seqs, _tie(chain, load.address)))
     owner = affinity.owner(chain, (load.address for load in workers))
     for load in workers:
-        if load.address == owner and load.in_flight <= least.in_flight + PREFIX_SLACK * load.max_num_seqs:
+        if load.address == owner and load.in_flight <= minimum.in_flight + PREFIX_SLACK * load.max_num_seqs:
             return load.address
-    return least.address
+    return minimum.address
 
 
 def _tie(chain: Sequence[str], address: str) -> int:

@@ -126,11 +126,11 @@ class KnownWorkers:
         for (pool, _), worker in self.workers.items():
             if pool != "encoder":
                 continue
-            found = models.mismatch(worker.info)
-            if found != worker.mismatch:
-                _log_match(worker.info, found)
-                worker.mismatch = found
-            matched = found is None or (found.may_pass and worker.info.model_key in self._models)
+            mismatch = models.mismatch(worker.info)
+            if mismatch != worker.mismatch:
+                _log_match(worker.info, mismatch)
+                worker.mismatch = mismatch
+            matched = mismatch is None or (mismatch.may_pass and worker.info.model_key in self._models)
             changed |= matched is not worker.matched
             worker.matched = matched
         return changed
@@ -251,10 +251,10 @@ class KnownWorkers:
         return [info.capacity.get("max_model_len", 0) for info in infos if info.model_key == model_key]
 
 
-def _log_match(info: WorkerInfo, found: Mismatch | None) -> None:
-    if found is None:
+def _log_match(info: WorkerInfo, mismatch: Mismatch | None) -> None:
+    if mismatch is None:
         logger.info("the embeddings of %s are taken now", described(info))
-    elif found.reason == "model":
-        logger.info("the embeddings of %s are not taken: %s", described(info), found.text)
+    elif mismatch.reason == "model":
+        logger.info("the embeddings of %s are not taken: %s", described(info), mismatch.text)
     else:
-        logger.warning("the embeddings of %s are not taken: %s", described(info), found.text)
+        logger.warning("the embeddings of %s are not taken: %s", described(info), mismatch.text)

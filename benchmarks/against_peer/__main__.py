@@ -50,7 +50,7 @@ def page(turns: Sequence[Turn]) -> str:
 
 def reached(turns: Sequence[Turn]) -> dict[str, dict[str, float]]:
     """The figures of the targets that these turns answer, by the target's name."""
-    found: dict[str, dict[str, float]] = {}
+    result: dict[str, dict[str, float]] = {}
     for model, load in product(MODELS, LOADS):
         targets = (
             (f"vLLM, {model}, {load.name}", "vllm", ("req/s", "TTFT", "TPOT")),
@@ -59,8 +59,8 @@ def reached(turns: Sequence[Turn]) -> dict[str, dict[str, float]]:
             *_OF_ONE_LOAD.get((model, load.name), ()),
         )
         for name, theirs, figures in targets:
-            found[name] = medians(quiet(turns), model, load, ("triptych", theirs), figures)
-    return {name: figures for name, figures in found.items() if figures}
+            result[name] = medians(quiet(turns), model, load, ("triptych", theirs), figures)
+    return {name: figures for name, figures in result.items() if figures}
 
 
 #: Targets whose names do not say model and load: name, what ours is compared with, figures.
@@ -77,8 +77,8 @@ def medians(
     """The first system by the second, in those of the figures that both have."""
     of_model = [turn for turn in turns if turn.model == model]
     ours, theirs = (of(of_model, system, load.name) for system in systems)
-    found = {figure: ratios(ours, theirs, _COLUMNS[figure]) for figure in figures}
-    return {figure: statistics.median(values) for figure, values in found.items() if values}
+    result = {figure: ratios(ours, theirs, _COLUMNS[figure]) for figure in figures}
+    return {figure: statistics.median(values) for figure, values in result.items() if values}
 
 
 def machine_lines(command: str, turns: Sequence[Turn], total: int) -> list[str]:
@@ -127,8 +127,8 @@ def figure_table(turns: Sequence[Turn], loads: Sequence[Load]) -> list[str]:
 
 
 def _middle(turns: Sequence[Turn], figure: str) -> str:
-    found = [value for turn in turns if (value := turn.figure(figure)) is not None]
-    return number(statistics.median(found)) if found else "–"
+    result = [value for turn in turns if (value := turn.figure(figure)) is not None]
+    return number(statistics.median(result)) if result else "–"
 
 
 def ratio_table(turns: Sequence[Turn], loads: Sequence[Load], ours: str, theirs: str) -> list[str]:

@@ -70,15 +70,15 @@ def measure_again(run: Run) -> None:
             for name in [*turn([name for name in REPLICATED if name in run.names], number), RIGHT]:
                 if (name, number) not in there:
                     system = run.systems["triptych" if name == RIGHT else name]
-                    for found in _showings(run, pool.get(system), name, number):
-                        keep(file, found)
+                    for result in _showings(run, pool.get(system), name, number):
+                        keep(file, result)
                     pool.pause(system)
     finally:
         pool.close()
 
 
 def _showings(run: Run, server: Server, name: str, number: int) -> list[Trial]:
-    found = []
+    result = []
     model = run.matrix.model if name == "replicas" else ""
     for second, case in enumerate(SHOWINGS):
         salt = f"{RIGHT}-{case}" if name == RIGHT else ""
@@ -90,8 +90,8 @@ def _showings(run: Run, server: Server, name: str, number: int) -> list[Trial]:
         before = _embeddings(server)
         trial = Clients(server, requests, AT_ONCE, first=second).trial(name, case, number, run.display)
         reused, all_ = (after - earlier for after, earlier in zip(_embeddings(server), before, strict=True))
-        found.append(structs.replace(trial, reused=reused, shown=all_))
-    return found
+        result.append(structs.replace(trial, reused=reused, shown=all_))
+    return result
 
 
 def _embeddings(server: Server) -> tuple[float, float]:
@@ -150,14 +150,14 @@ def mixed_section(measured: Sequence[CellResults]) -> list[str]:
     rows, ratios, others = [], [], [0.0]
     for results in sorted(measured, key=lambda each: max(each.matrix["rates"].values())):
         [(load, rate)] = results.matrix["rates"].items()
-        others += [found["others_share"] for found in results.cells]
+        others += [result["others_share"] for result in results.cells]
         for system in results.measured_systems("fixed", load):
             cells = [spread([*results.values(name, load, system).values()]) for name in _FIGURES]
             rows.append([f"{rate:g}", system, *cells, f"{100 * results.failed_share(load, system):.1f}"])
         for ours, theirs in _RATIOS:
-            found = [results.ratio(name, load, theirs, ours) for name in _FIGURES]
-            ranges = ["–" if each is None else spread([each.ratio, each.low, each.high]) for each in found]
-            if any(found):
+            result = [results.ratio(name, load, theirs, ours) for name in _FIGURES]
+            ranges = ["–" if each is None else spread([each.ratio, each.low, each.high]) for each in result]
+            if any(result):
                 ratios.append([f"{rate:g}", f"{ours} / {theirs}", *ranges])
     head = ["goodput/s", "within both limits, %", "P99 TTFT, ms", "P99 TPOT of text, ms"]
     return [
@@ -176,12 +176,12 @@ def page(folder: Path) -> str:
     """The page of what is in the folder."""
     faults, again = (kept([folder / f"{name}.jsonl"], Trial) for name in ("failures", "again"))
     mixed = (
-        [CellResults(*found) for found in read_folder(folder / "mixed")]
+        [CellResults(*result) for result in read_folder(folder / "mixed")]
         if (folder / "mixed").exists()
         else []
     )
     counts = [len({trial.number for trial in part}) for part in (faults, again)]
-    counts.append(max((found["cell"]["repeat"] + 1 for each in mixed for found in each.cells), default=0))
+    counts.append(max((result["cell"]["repeat"] + 1 for each in mixed for result in each.cells), default=0))
     return fill(
         "peer_cases",
         rounds=", ".join(f"{name} {count}" for name, count in zip(PARTS, counts, strict=True)),

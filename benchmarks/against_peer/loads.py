@@ -23,7 +23,7 @@ WORKLOADS: dict[str, Workload] = {
 }
 CONCURRENCIES = (1, 4, 16)
 #: Fewer say nothing of a mean.
-_LEAST_REQUESTS = 4
+_MIN_REQUESTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Load:
 
     def requests(self, waves: int) -> int:
         """Measured requests of a round; as many as are in flight come before them, unmeasured."""
-        return max(self.at_once * waves, _LEAST_REQUESTS)
+        return max(self.at_once * waves, _MIN_REQUESTS)
 
 
 LOADS = tuple(Load(workload, at_once) for workload in WORKLOADS for at_once in CONCURRENCIES)
@@ -92,8 +92,8 @@ class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
         A step of 0 is none: tokens of several steps came together.
         """
-        found = getattr(self, name)
-        return float(found) if found else None
+        result = getattr(self, name)
+        return float(result) if result else None
 
 
 def decode_step(records: Sequence[RequestRecord], at_once: int) -> float | None:

@@ -69,14 +69,14 @@ def matrix_of(model: str, peer: Path) -> Matrix:
 
 def systems_of(matrix: Matrix, before: Path | None) -> dict[str, System]:
     """All systems by name; `before` only with a checkout of it."""
-    found = {name: structs.replace(matrix.named(name), timeout=_START_SECONDS) for name in PEER_SYSTEMS}
-    found["triptych"] = triptych(matrix.name, "triptych", ROOT)
-    found["colocated"] = triptych(matrix.name, "colocated", ROOT, _COLOCATED[matrix.name])
+    result = {name: structs.replace(matrix.named(name), timeout=_START_SECONDS) for name in PEER_SYSTEMS}
+    result["triptych"] = triptych(matrix.name, "triptych", ROOT)
+    result["colocated"] = triptych(matrix.name, "colocated", ROOT, _COLOCATED[matrix.name])
     if before is not None:
         if not (before / "triptych").is_dir():
             raise ConfigError(f"--before {before} is no checkout of Triptych")
-        found["before"] = triptych(matrix.name, "before", before.resolve())
-    return found
+        result["before"] = triptych(matrix.name, "before", before.resolve())
+    return result
 
 
 def triptych(model: str, name: str, tree: Path, words: tuple[str, ...] = ()) -> System:
@@ -200,9 +200,9 @@ class Rounds:
             self._display.warn(f"{load.name}, round {number}: no time left")
             return False
         for name in turn(list(self._systems), number):
-            found = self._turn(load, name, number)
-            keep(self._file, found)
-            self._tell(found)
+            result = self._turn(load, name, number)
+            keep(self._file, result)
+            self._tell(result)
         return True
 
     def _turn(self, load: Load, name: str, number: int) -> Turn:
@@ -263,33 +263,33 @@ class Rounds:
             step_ms=None if step is None else step * 1e3,
         )
 
-    def _tell(self, found: Turn) -> None:
-        step = "" if found.step_ms is None else f", step {found.step_ms:.1f}"
+    def _tell(self, result: Turn) -> None:
+        step = "" if result.step_ms is None else f", step {result.step_ms:.1f}"
         self._display.say(
-            f"{found.model} {found.load} {found.number} {found.system}: {found.req_s:.3g} req/s, "
-            f"TTFT {found.ttft_ms:.0f} ms, TPOT {found.tpot_ms:.1f} ms{step}, CPU {found.cpu_s:.2f} s, "
-            f"{found.failed} failed, others {found.others:.2f}"
+            f"{result.model} {result.load} {result.number} {result.system}: {result.req_s:.3g} req/s, "
+            f"TTFT {result.ttft_ms:.0f} ms, TPOT {result.tpot_ms:.1f} ms{step}, CPU {result.cpu_s:.2f} s, "
+            f"{result.failed} failed, others {result.others:.2f}"
         )
 
 
 def peer_parser(doc: str | None, page: Path, systems: str) -> argparse.ArgumentParser:
     """A parser with these default `systems`."""
-    found = page_parser(doc, page, rounds=3)
-    found.add_argument("peer", type=Path, nargs="?", help="folder of the peer kit; none: only the page")
-    found.add_argument("--results", type=Path, required=True, help="folder of what is measured")
-    found.add_argument("--systems", default=systems, help="names; one that is not known shows all")
-    return found
+    result = page_parser(doc, page, rounds=3)
+    result.add_argument("peer", type=Path, nargs="?", help="folder of the peer kit; none: only the page")
+    result.add_argument("--results", type=Path, required=True, help="folder of what is measured")
+    result.add_argument("--systems", default=systems, help="names; one that is not known shows all")
+    return result
 
 
 def turns_parser(doc: str | None, page: Path, *, model: str, systems: str) -> argparse.ArgumentParser:
     """A parser for rounds of loads with this default `model`."""
-    found = peer_parser(doc, page, systems)
-    found.add_argument("--model", choices=MODELS, default=model)
-    found.add_argument("--only", action="append", default=[], help="pattern of loads; again for more")
-    found.add_argument("--first", type=int, default=0, help="number of the first round")
-    found.add_argument("--waves", type=int, default=2, help="measured requests by concurrency")
-    found.add_argument("--minutes", type=float, default=0.0, help="begin no round after these")
-    return found
+    result = peer_parser(doc, page, systems)
+    result.add_argument("--model", choices=MODELS, default=model)
+    result.add_argument("--only", action="append", default=[], help="pattern of loads; again for more")
+    result.add_argument("--first", type=int, default=0, help="number of the first round")
+    result.add_argument("--waves", type=int, default=2, help="measured requests by concurrency")
+    result.add_argument("--minutes", type=float, default=0.0, help="begin no round after these")
+    return result
 
 
 def publish_turns(

@@ -86,7 +86,7 @@ def body(
     if picture is not None:
         shown: dict[str, object] = {"type": "image_url", "image_url": {"url": data_url(picture).decode()}}
         content.insert(len(content) if question_first else 0, shown)
-    found: dict[str, object] = {
+    result: dict[str, object] = {
         "model": model,
         "messages": [{"role": "user", "content": content}],
         "max_tokens": TOKENS,
@@ -95,7 +95,7 @@ def body(
         "stream": True,
         "return_token_ids": True,
     }
-    return json.dumps(found | ({"cache_salt": salt} if salt else {})).encode()
+    return json.dumps(result | ({"cache_salt": salt} if salt else {})).encode()
 
 
 class Clients:
@@ -159,7 +159,7 @@ class Clients:
 
 async def _tokens(stream: aiohttp.StreamReader) -> tuple[float, list[int]]:
     """When the first token of a streamed answer came, and all; ValueError when it is cut short."""
-    found: list[int] = []
+    result: list[int] = []
     first = 0.0
     async for line in stream:
         data = line.removeprefix(b"data:").strip()
@@ -169,11 +169,11 @@ async def _tokens(stream: aiohttp.StreamReader) -> tuple[float, list[int]]:
         if "error" in chunk:
             raise ValueError(str(chunk["error"])[:120])
         for choice in chunk.get("choices", ()):
-            found += choice.get("token_ids") or []
-        first = first or (time.monotonic() if found else 0.0)
-    if len(found) != TOKENS:
-        raise ValueError(f"{len(found)} of {TOKENS} tokens came")
-    return first, found
+            result += choice.get("token_ids") or []
+        first = first or (time.monotonic() if result else 0.0)
+    if len(result) != TOKENS:
+        raise ValueError(f"{len(result)} of {TOKENS} tokens came")
+    return first, result
 
 
 def totals(trials: Sequence[Trial], everything: Sequence[Trial]) -> list[str]:

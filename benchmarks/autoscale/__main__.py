@@ -45,10 +45,10 @@ from triptych.simulator.run import NOT_MODELLED
 _DEMAND = "#999999"
 
 
-def draw(trace: Trace, found: Sequence[TrialFigures]) -> Figure:
+def draw(trace: Trace, result: Sequence[TrialFigures]) -> Figure:
     """One row for each policy, static ones apart; all trials of one cold start. On the right, PD workers."""
-    static = next(one for one in found if one.policy == STATIC)
-    scaled = [one for one in found if one.policy != STATIC]
+    static = next(one for one in result if one.policy == STATIC)
+    scaled = [one for one in result if one.policy != STATIC]
     both = trace.name in BOTH_POOLS
     figure: Figure = plt.figure(figsize=(14 if both else 10, 1.9 * len(scaled) + 0.8), layout="constrained")
     axes = figure.subplots(len(scaled), 1 + both, sharex=True, sharey="col", squeeze=False)
@@ -70,10 +70,10 @@ def draw(trace: Trace, found: Sequence[TrialFigures]) -> Figure:
     return figure
 
 
-def _dress(axis: Axes, pool: str, most: int, title: str) -> None:
+def _dress(axis: Axes, pool: str, maximum: int, title: str) -> None:
     axis.set_title(title, loc="left", fontsize=9)
     axis.set_ylabel(pool)
-    axis.axhline(most, color="#555555", linestyle=":", linewidth=1)
+    axis.axhline(maximum, color="#555555", linestyle=":", linewidth=1)
     axis.yaxis.set_major_locator(MaxNLocator(integer=True))
     axis.spines[["top", "right"]].set_visible(False)
 
@@ -101,16 +101,16 @@ def _workers(axis: Axes, timeline: Sequence[tuple[float, ...]], seconds: float, 
         )
 
 
-def save(trace: Trace, found: Sequence[TrialFigures], path: Path) -> None:
+def save(trace: Trace, result: Sequence[TrialFigures], path: Path) -> None:
     """PNG or SVG, by the path's suffix."""
-    figure = draw(trace, found)
+    figure = draw(trace, result)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
 RESULT = RESULTS / "autoscale.md"
 #: What the policy must keep to at the first cold start: shares of the static pool's.
-MOST_SECONDS, LEAST_GOODPUT = 0.6, 0.99
+MAX_SECONDS, MIN_GOODPUT = 0.6, 0.99
 
 
 def row(one: TrialFigures, static: TrialFigures) -> str:
@@ -123,31 +123,31 @@ def row(one: TrialFigures, static: TrialFigures) -> str:
     )
 
 
-def verdict(found: Sequence[TrialFigures]) -> str:
+def verdict(result: Sequence[TrialFigures]) -> str:
     """Whether ours keeps to the bar, trace by trace."""
     words = []
-    for one in found:
+    for one in result:
         if one.policy == OURS and one.cold_start == COLD_STARTS[0]:
-            static = static_of(found, one.trace)
+            static = static_of(result, one.trace)
             seconds, good = one.worker_seconds / static.worker_seconds, one.good / static.good
-            kept_to = seconds <= MOST_SECONDS and good >= LEAST_GOODPUT
+            kept_to = seconds <= MAX_SECONDS and good >= MIN_GOODPUT
             words.append(f"{one.trace} {seconds:.0%} and {good:.2%}: {'kept' if kept_to else '**missed**'}")
     return "; ".join(words)
 
 
-def static_of(found: Sequence[TrialFigures], trace: str) -> TrialFigures:
-    return next(one for one in found if one.trace == trace and one.policy == STATIC)
+def static_of(result: Sequence[TrialFigures], trace: str) -> TrialFigures:
+    return next(one for one in result if one.trace == trace and one.policy == STATIC)
 
 
-def report(found: Sequence[TrialFigures], options: argparse.Namespace) -> str:
+def report(result: Sequence[TrialFigures], options: argparse.Namespace) -> str:
     sizes = "; ".join(
-        f"{trace.name} {trace.seconds:.0f} s, {static_of(found, trace.name).requests} requests, "
+        f"{trace.name} {trace.seconds:.0f} s, {static_of(result, trace.name).requests} requests, "
         f"peak to mean {trace.peak_to_mean:.1f}"
         for trace in (make() for make in TRACES.values())
     )
     order = list(TRACES), list(dict.fromkeys((*PD_POLICIES, *POLICIES)))
     ranked = sorted(
-        found, key=lambda one: (order[0].index(one.trace), one.cold_start, order[1].index(one.policy))
+        result, key=lambda one: (order[0].index(one.trace), one.cold_start, order[1].index(one.policy))
     )
     return fill(
         "autoscale",
@@ -160,13 +160,13 @@ def report(found: Sequence[TrialFigures], options: argparse.Namespace) -> str:
         encoder_slo=ENCODER_SLO,
         strict=STRICT_SLO,
         cold_start=COLD_STARTS[0],
-        seconds=MOST_SECONDS,
-        goodput=LEAST_GOODPUT,
-        verdict=verdict(found),
+        seconds=MAX_SECONDS,
+        goodput=MIN_GOODPUT,
+        verdict=verdict(result),
         pd_peak=PD_WORKERS,
         max_num_seqs=LIMITS.pd.max_num_seqs,
-        rows="\n".join(row(one, static_of(found, one.trace)) for one in ranked if not one.pd_seconds),
-        both="\n".join(row(one, static_of(found, one.trace)) for one in ranked if one.pd_seconds),
+        rows="\n".join(row(one, static_of(result, one.trace)) for one in ranked if not one.pd_seconds),
+        both="\n".join(row(one, static_of(result, one.trace)) for one in ranked if one.pd_seconds),
         pictures="\n".join(f"![{name}](autoscale-{name}.png)" for name in TRACES),
     )
 
@@ -181,9 +181,9 @@ def main() -> None:
         with ProcessPoolExecutor(options.jobs) as pool:
             asked = list(trials())
             results = pool.map(partial(kept, folder, seed=options.seed), asked)
-            found = [next(results) for _ in each("trials", asked)]
-    publish(report(found, options), RESULT, write=options.write)
+            result = [next(results) for _ in each("trials", asked)]
+    publish(report(result, options), RESULT, write=options.write)
     if options.write:
         for name, trace in TRACES.items():
-            shown = [one for one in found if one.trace == name and one.cold_start == COLD_STARTS[0]]
+            shown = [one for one in result if one.trace == name and one.cold_start == COLD_STARTS[0]]
             save(trace(), shown, RESULTS / f"autoscale-{name}.png")

@@ -37,22 +37,22 @@ STATIC = "static peak"
 OURS = "work-seconds (ours)"
 #: By name: what scales up to so many workers that take so long to start. One setting for all traces.
 POLICIES: dict[str, Callable[[int, float], Scaler]] = {
-    STATIC: lambda most, _: FixedSize(most),
-    OURS: lambda most, cold_start: work_seconds(0, most, cold_start),
-    "HPA, CPU 70 %": lambda most, _: CpuPercent(1, most),
-    "queue length 5 (KEDA)": lambda most, _: QueueLength(most),
-    "concurrency 8 (Knative)": lambda most, _: Concurrency(0, most, 8),
-    "concurrency 2 (Knative)": lambda most, _: Concurrency(0, most, 2),
-    "concurrency 1 (Knative)": lambda most, _: Concurrency(0, most, 1),
+    STATIC: lambda maximum, _: FixedSize(maximum),
+    OURS: lambda maximum, cold_start: work_seconds(0, maximum, cold_start),
+    "HPA, CPU 70 %": lambda maximum, _: CpuPercent(1, maximum),
+    "queue length 5 (KEDA)": lambda maximum, _: QueueLength(maximum),
+    "concurrency 8 (Knative)": lambda maximum, _: Concurrency(0, maximum, 8),
+    "concurrency 2 (Knative)": lambda maximum, _: Concurrency(0, maximum, 2),
+    "concurrency 1 (Knative)": lambda maximum, _: Concurrency(0, maximum, 1),
 }
 #: Traces in which the PD pool is scaled too, and what scales it: the encoders' policies of these names.
 BOTH_POOLS = ("azure-lmm",)
 PD_POLICIES: dict[str, Callable[[int, float], Scaler]] = {
-    STATIC: lambda most, _: FixedSize(most),
+    STATIC: lambda maximum, _: FixedSize(maximum),
     OURS: pd_work,
-    "HPA, CPU 70 %": lambda most, _: CpuPercent(1, most),
-    "queue length 5 (KEDA)": lambda most, _: QueueLength(most),
-    "concurrency 8 (Knative)": lambda most, _: Concurrency(1, most, 8),
+    "HPA, CPU 70 %": lambda maximum, _: CpuPercent(1, maximum),
+    "queue length 5 (KEDA)": lambda maximum, _: QueueLength(maximum),
+    "concurrency 8 (Knative)": lambda maximum, _: Concurrency(1, maximum, 8),
 }
 COLD_STARTS = (5.0, 60.0)
 #: Encoders on CPUs that reach 4 TFLOP/s of bfloat16, and 300 GB/s. Assumed, not measured.
@@ -113,8 +113,8 @@ def measure(trace: Trace, policy: str, cold_start: float, seed: int = 0) -> Tria
         pd = ElasticPDPool(PD_POLICIES[policy](PD_WORKERS, cold_start), cold_start)
         pools.append(pd)
     shape = on_devices(0, PD_WORKERS if static or pd is None else 1)
-    found = simulate(load, times, shape, COSTS, QWEN3_VL_4B_SHAPE, LIMITS, controllers=pools)
-    records, seconds = found.records, found.counters.seconds
+    result = simulate(load, times, shape, COSTS, QWEN3_VL_4B_SHAPE, LIMITS, controllers=pools)
+    records, seconds = result.records, result.counters.seconds
 
     def within(slo: Slo) -> int:
         return sum(not slo.misses(record.latencies()) for record in records)
@@ -131,7 +131,7 @@ def measure(trace: Trace, policy: str, cold_start: float, seed: int = 0) -> Tria
         seconds=seconds,
         worker_seconds=encoders.history.worker_seconds(seconds),
         direction_changes=encoders.history.direction_changes,
-        leftovers=sum(found.leftovers.values()),
+        leftovers=sum(result.leftovers.values()),
         timeline=encoders.history.changes(),
         pd_seconds=0.0 if pd is None else pd.history.worker_seconds(seconds),
         pd_timeline=() if pd is None else pd.history.changes(),
@@ -154,8 +154,8 @@ def kept(folder: Path, trial: tuple[str, str, float], seed: int = 0) -> TrialFig
     words = "".join(letter if letter.isalnum() else "-" for letter in policy)
     path = folder / f"{name}-{words}-{cold_start:g}-{seed}.json"
     if not path.is_file():
-        found = measure(TRACES[name](), policy, cold_start, seed)
-        path.write_bytes(msgspec.json.encode(found))
+        result = measure(TRACES[name](), policy, cold_start, seed)
+        path.write_bytes(msgspec.json.encode(result))
     try:
         return msgspec.json.decode(path.read_bytes(), type=TrialFigures)
     except msgspec.DecodeError as error:

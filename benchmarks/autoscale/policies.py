@@ -90,14 +90,14 @@ class ByDemand:
         return decision.workers
 
 
-def work_seconds(least: int, most: int, cold_start: float) -> ByDemand:
+def work_seconds(minimum: int, maximum: int, cold_start: float) -> ByDemand:
     """The product's encoder pool; zero workers are allowed."""
-    return ByDemand("encoder", ScalingConfig(min_encoders=least, max_encoders=most), cold_start)
+    return ByDemand("encoder", ScalingConfig(min_encoders=minimum, max_encoders=maximum), cold_start)
 
 
-def pd_work(most: int, cold_start: float) -> ByDemand:
+def pd_work(maximum: int, cold_start: float) -> ByDemand:
     """The product's PD pool."""
-    return ByDemand("pd", ScalingConfig(max_pd_workers=most), cold_start)
+    return ByDemand("pd", ScalingConfig(max_pd_workers=maximum), cold_start)
 
 
 SYNC_SECONDS = 15.0
@@ -114,9 +114,9 @@ SCALE_UP_PODS = 4
 class _Controller(ABC):
     """An HPA without its metric: scrapes and syncs, limits of scaling up, stabilization, bounds."""
 
-    def __init__(self, least: int, most: int) -> None:
-        self._least = least
-        self._most = most
+    def __init__(self, minimum: int, maximum: int) -> None:
+        self._minimum = minimum
+        self._maximum = maximum
         self._recent: deque[tuple[float, int]] = deque()
         #: What the pool has until the first sync.
         self._desired: int | None = None
@@ -150,7 +150,7 @@ class _Controller(ABC):
         highest = max(count for _, count in self._recent)
         allowed = max(wanted, min(highest, current))
         allowed = min(allowed, max(current + SCALE_UP_PODS, 2 * current))
-        return min(max(allowed, self._least), self._most)
+        return min(max(allowed, self._minimum), self._maximum)
 
 
 class CpuPercent(_Controller):
@@ -161,8 +161,8 @@ class CpuPercent(_Controller):
     taken away, as its documentation says.
     """
 
-    def __init__(self, least: int, most: int, target: float = 0.7) -> None:
-        super().__init__(max(least, 1), most)
+    def __init__(self, minimum: int, maximum: int, target: float = 0.7) -> None:
+        super().__init__(max(minimum, 1), maximum)
         self._target = target
         self._busy: Mapping[str, float] = {}
         self._use: Mapping[str, float] = {}
@@ -200,8 +200,8 @@ class QueueLength(_Controller):
     15 s, at least 1 replica. The queue is that of all workers together.
     """
 
-    def __init__(self, most: int, threshold: float = 5.0) -> None:
-        super().__init__(1, most)
+    def __init__(self, maximum: int, threshold: float = 5.0) -> None:
+        super().__init__(1, maximum)
         self._threshold = threshold
         self._waiting = 0
 
@@ -227,22 +227,22 @@ class Concurrency:
     activator holds.
     """
 
-    def __init__(self, least: int, most: int, concurrency: float = 8.0) -> None:
-        self._least = least
-        self._most = most
+    def __init__(self, minimum: int, maximum: int, concurrency: float = 8.0) -> None:
+        self._minimum = minimum
+        self._maximum = maximum
         self._per_pod = concurrency * UTILIZATION
         self._seconds: deque[int] = deque(maxlen=STABLE_SECONDS)
         self._panic_until = -math.inf
         self._panic_pods = 0
         self._next_tick = 0.0
-        self._desired = max(least, 1)
+        self._desired = max(minimum, 1)
 
     def desired(self, seen: PoolView) -> int:
         self._seconds.append(seen.outstanding)
         woken = seen.outstanding and not self._desired
         if woken or seen.now >= self._next_tick:
             self._next_tick = seen.now + TICK_SECONDS
-            self._desired = min(max(self._wanted(seen), self._least), self._most)
+            self._desired = min(max(self._wanted(seen), self._minimum), self._maximum)
         return self._desired
 
     def _wanted(self, seen: PoolView) -> int:

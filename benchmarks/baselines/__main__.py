@@ -26,16 +26,16 @@ RESULT = RESULTS / "baselines.md"
 
 
 def parser() -> argparse.ArgumentParser:
-    found = page_parser(__doc__, RESULT)
-    found.add_argument(
+    result = page_parser(__doc__, RESULT)
+    result.add_argument(
         "file", type=Path, nargs="?", help="TOML: systems, loads, cells; none: only the report"
     )
-    found.add_argument("--results", type=Path, action="append", required=True, help="folder of the cells")
-    found.add_argument("--only", action="append", default=[], help="pattern of cell names; again for more")
-    found.add_argument("--minutes", type=float, default=0.0, help="stop before a cell that would not fit")
-    found.add_argument("--retry-failed", action="store_true", help="measure failed cells again")
-    found.add_argument("--list", action="store_true", help="only say which cells there are")
-    return found
+    result.add_argument("--results", type=Path, action="append", required=True, help="folder of the cells")
+    result.add_argument("--only", action="append", default=[], help="pattern of cell names; again for more")
+    result.add_argument("--minutes", type=float, default=0.0, help="stop before a cell that would not fit")
+    result.add_argument("--retry-failed", action="store_true", help="measure failed cells again")
+    result.add_argument("--list", action="store_true", help="only say which cells there are")
+    return result
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,8 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _report(options: argparse.Namespace, display: Display) -> bool:
-    found = [CellResults(plan, cells) for folder in options.results for plan, cells in read_folder(folder)]
-    text = report(found, "python -m benchmarks baselines --results DIR --write")
+    result = [CellResults(plan, cells) for folder in options.results for plan, cells in read_folder(folder)]
+    text = report(result, "python -m benchmarks baselines --results DIR --write")
     publish(text, RESULT, write=options.write)
     return True
 

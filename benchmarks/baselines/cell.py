@@ -89,8 +89,8 @@ class CellFiles:
     def path(self, cell: Cell) -> Path:
         return self._folder / f"{self._name}.{cell.name}.json"
 
-    def write(self, cell: Cell, found: JsonObject) -> None:
-        _replace(self.path(cell), {"format": CELL, "matrix": self._name} | found)
+    def write(self, cell: Cell, result: JsonObject) -> None:
+        _replace(self.path(cell), {"format": CELL, "matrix": self._name} | result)
 
     def write_plan(self, matrix: Matrix, cells: Sequence[Cell]) -> None:
         """What would be here if nothing were missing."""
@@ -105,21 +105,21 @@ class CellFiles:
 
 def read_folder(folder: Path) -> list[tuple[JsonObject, list[JsonObject]]]:
     """(plan, cells) of every matrix in the folder. ConfigError when there is none."""
-    found = []
+    result = []
     for path in sorted(folder.glob("*.plan.json")):
         plan = read_result(path, PLAN, _ORIGIN)
         name = plan["matrix"]["name"]
         paths = [folder / f"{name}.{cell}.json" for cell in plan["cells"]]
-        found.append((plan, [read_result(path, CELL, _ORIGIN) for path in paths if path.exists()]))
-    if not found:
+        result.append((plan, [read_result(path, CELL, _ORIGIN) for path in paths if path.exists()]))
+    if not result:
         raise ConfigError(
             f"{folder} holds no plan: run `python -m benchmarks baselines FILE --results {folder}`"
         )
-    return found
+    return result
 
 
-def _replace(path: Path, found: JsonObject) -> None:
+def _replace(path: Path, result: JsonObject) -> None:
     """A reader, or a run that is cut off, never sees half a file."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    write_json(draft, found)
+    write_json(draft, result)
     draft.replace(path)

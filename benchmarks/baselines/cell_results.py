@@ -80,18 +80,18 @@ class CellResults:
         """The measured cells."""
         wanted = {"kind": kind, "load": load, "system": system}
         return {
-            found["cell"]["repeat"]: found
-            for found in self.cells
-            if found["status"] == "done" and found["cell"].items() >= wanted.items()
+            result["cell"]["repeat"]: result
+            for result in self.cells
+            if result["status"] == "done" and result["cell"].items() >= wanted.items()
         }
 
     def values(self, name: str, load: str, system: str) -> dict[int, float]:
         """A metric by repeat."""
         metric = self.metrics[name]
-        found = {
+        result = {
             repeat: metric.of(cell) for repeat, cell in self.by_repeat(metric.kind, load, system).items()
         }
-        return {repeat: value for repeat, value in found.items() if value is not None}
+        return {repeat: value for repeat, value in result.items() if value is not None}
 
     def ratio(self, name: str, load: str, a: str, b: str) -> Ratio | None:
         """B over A, repeat by repeat where both were measured; None without one such repeat."""
@@ -116,30 +116,30 @@ class CellResults:
 
     def missing(self) -> list[str]:
         """Planned cells that are not measured yet."""
-        there = {cell_name(found) for found in self.cells}
+        there = {cell_name(result) for result in self.cells}
         return [name for name in self.planned if name not in there]
 
     def failed(self) -> list[JsonObject]:
-        return [found for found in self.cells if found["status"] == "failed"]
+        return [result for result in self.cells if result["status"] == "failed"]
 
     def loaded(self) -> list[JsonObject]:
         """Cells during which processes outside of the run used the machine."""
         return [
-            found
-            for found in self.cells
-            if found["status"] == "done" and found["others_share"] > OTHERS_LIMIT
+            result
+            for result in self.cells
+            if result["status"] == "done" and result["others_share"] > OTHERS_LIMIT
         ]
 
     def unlike_requests(self) -> list[str]:
         """Fixed cells whose requests had other lengths, by the servers' own count, than those of ours."""
-        found = []
+        result = []
         for load in self.loads:
             mine = self.by_repeat("fixed", load, OURS)
             for system in self.measured_systems("fixed", load):
                 for repeat, cell in self.by_repeat("fixed", load, system).items():
                     if repeat in mine and not _alike(mine[repeat], cell):
-                        found.append(cell_name(cell))
-        return found
+                        result.append(cell_name(cell))
+        return result
 
 
 def _alike(one: JsonObject, other: JsonObject) -> bool:
@@ -149,8 +149,8 @@ def _alike(one: JsonObject, other: JsonObject) -> bool:
     return bool(abs(means[0] - means[1]) <= 0.01 * max(means))
 
 
-def cell_name(found: JsonObject) -> str:
-    return "{kind}.{load}.{system}.{repeat}".format(**found["cell"])
+def cell_name(result: JsonObject) -> str:
+    return "{kind}.{load}.{system}.{repeat}".format(**result["cell"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class Comparison:
 
 def comparisons(results: CellResults) -> list[Comparison]:
     """Of ours with the other two, on every load and figure that both have."""
-    found = []
+    result = []
     for load in results.loads:
         for name, metric in results.metrics.items():
             for against in OTHERS:
@@ -182,35 +182,35 @@ def comparisons(results: CellResults) -> list[Comparison]:
                 open_ = failed > FAILED_LIMIT and not metric.more_is_better
                 reading = "open: requests failed" if open_ else one.reading
                 target = _judged(one, TARGETS.get((load, name, against)))
-                found.append(Comparison(load, metric, against, one, reading, target))
-    return found
+                result.append(Comparison(load, metric, against, one, reading, target))
+    return result
 
 
-def _judged(found: Ratio, need: float | None) -> str:
+def _judged(result: Ratio, need: float | None) -> str:
     """By the ratio of the medians; a system that sustained no rate at all cannot be compared with."""
     if need is None:
         return ""
-    sign = "≥" if found.more_is_better else "≤"
-    if math.isnan(found.ratio):
+    sign = "≥" if result.more_is_better else "≤"
+    if math.isnan(result.ratio):
         return f"{sign} {need:g}: no rate to compare with"
-    met = found.ratio >= need if found.more_is_better else found.ratio <= need
-    return f"{sign} {need:g}: " + ("met" if met else f"**missed** by {abs(found.ratio / need - 1):.0%}")
+    met = result.ratio >= need if result.more_is_better else result.ratio <= need
+    return f"{sign} {need:g}: " + ("met" if met else f"**missed** by {abs(result.ratio / need - 1):.0%}")
 
 
 def stage_times(results: CellResults, load: str, system: str) -> dict[str, tuple[float, float]]:
     """(median, tail) in seconds by stage that the server reports: of completed requests, over all repeats at
     the fixed rate.
     """
-    found: dict[str, list[float]] = {}
+    result: dict[str, list[float]] = {}
     for cell in results.by_repeat("fixed", load, system).values():
         window = cell["windows"][0]
         for stages, error in zip(window["stages"], window["errors"], strict=True):
             for stage, seconds in stages.items() if not error else ():
-                found.setdefault(stage, []).append(seconds)
+                result.setdefault(stage, []).append(seconds)
     return {
-        stage: (statistics.median(found[stage]), percentile(found[stage], results.matrix["tail"]))
+        stage: (statistics.median(result[stage]), percentile(result[stage], results.matrix["tail"]))
         for stage in STAGES
-        if stage in found
+        if stage in result
     }
 
 

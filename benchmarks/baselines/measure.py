@@ -112,32 +112,32 @@ def warm_up(server: Server, display: Display) -> None:
 
 
 def measure_cell(
-    matrix: Matrix, cell: Cell, server: Server, attempt: int, display: Display, found: Measured
+    matrix: Matrix, cell: Cell, server: Server, attempt: int, display: Display, result: Measured
 ) -> None:
     """Fills `found`, whose rate is set. CellFailed when no request was answered."""
     target = target_of(server.url)
-    settings = ready(settings_of(matrix, cell, target, seed_of(cell, attempt), found.rate))
+    settings = ready(settings_of(matrix, cell, target, seed_of(cell, attempt), result.rate))
     bench = Bench(settings, display)
     before, busy, begun = usages(server.pids), machine_time(), time.monotonic()
     if cell.kind == "search":
-        assert found.rate is not None
+        assert result.rate is not None
         limits = SearchLimits(
-            start=found.rate,
+            start=result.rate,
             resolution=matrix.search.resolution,
             windows=matrix.search.windows,
             confirmations=matrix.search.confirmations,
         )
-        found.search = search_fields(bench.search(limits))
+        result.search = search_fields(bench.search(limits))
     else:
         bench.window(settings)
     wall = time.monotonic() - begun
-    found.others_share = others_share(busy, machine_time())
+    result.others_share = others_share(busy, machine_time())
     after = usages(server.pids, memory=True)
-    found.cpu_shares = cpu_shares(before, after, wall)
-    found.memory_mb = round(sum(usage.memory_mb for usage in after.values()), 1)
+    result.cpu_shares = cpu_shares(before, after, wall)
+    result.memory_mb = round(sum(usage.memory_mb for usage in after.values()), 1)
     windows = [window_fields(window) for window in bench.windows]
-    found.windows = [{key: window[key] for key in window if key not in _BULKY} for window in windows]
-    if not any(window["completed"] for window in found.windows):
+    result.windows = [{key: window[key] for key in window if key not in _BULKY} for window in windows]
+    if not any(window["completed"] for window in result.windows):
         raise CellFailed(f"no request was answered: {bench.windows[0].report.records[-1].error}")
 
 
@@ -150,9 +150,9 @@ FIRST_GUESS = {"capacity": 45.0, "fixed": 90.0, "search": 420.0}
 def done_cells(finished: Collection[JsonObject], **wanted: str) -> list[JsonObject]:
     """Those that are measured, of the `wanted` kind, load and system."""
     return [
-        found
-        for found in finished
-        if found["status"] == "done" and all(found["cell"][name] == value for name, value in wanted.items())
+        result
+        for result in finished
+        if result["status"] == "done" and all(result["cell"][name] == value for name, value in wanted.items())
     ]
 
 
@@ -163,11 +163,11 @@ def fixed_rate(matrix: Matrix, load: str, finished: Collection[JsonObject]) -> f
     """
     if load in matrix.rates:
         return matrix.rates[load]
-    for found in done_cells(finished, kind="fixed", load=load):
-        return float(found["rate"])
+    for result in done_cells(finished, kind="fixed", load=load):
+        return float(result["rate"])
     capacities = [
-        float(found["windows"][0]["request_throughput"])
-        for found in done_cells(finished, kind="capacity", load=load, system=matrix.capacity.of)
+        float(result["windows"][0]["request_throughput"])
+        for result in done_cells(finished, kind="capacity", load=load, system=matrix.capacity.of)
     ]
     return statistics.median(capacities) * matrix.fixed.share if capacities else None
 
@@ -178,7 +178,7 @@ def search_start(matrix: Matrix, cell: Cell, finished: Collection[JsonObject]) -
     if rate is None:
         return None
     fixed = done_cells(finished, kind="fixed", load=cell.load, system=cell.system)
-    sustained = [bool(found["windows"][0]["sustained"]) for found in fixed]
+    sustained = [bool(result["windows"][0]["sustained"]) for result in fixed]
     return rate * _BELOW if sustained and 2 * sum(sustained) < len(sustained) else rate
 
 
@@ -193,7 +193,7 @@ def estimate(cell: Cell, finished: Collection[JsonObject]) -> float:
     wanted = {"kind": cell.kind, "load": cell.load, "system": cell.system}
     for names in (("kind", "load", "system"), ("kind", "load"), ("kind",)):
         alike = done_cells(finished, **{name: wanted[name] for name in names})
-        walls = [found["wall_s"] for found in alike]
+        walls = [result["wall_s"] for result in alike]
         if walls:
             return float(statistics.median(walls))
     return FIRST_GUESS[cell.kind]

@@ -66,7 +66,7 @@ class MatrixRun:
 
     def run(self, everything: Sequence[Cell]) -> bool:
         """Whether all cells are done; `everything` is the whole plan, whose rates count also for a part."""
-        finished = {_key(found): found for found in self._files.read(everything)}
+        finished = {_key(result): result for result in self._files.read(everything)}
         self._check_asked(finished.values())
         self._files.write_plan(self._matrix, everything)
         left = [cell for cell in self._cells if self._is_left(finished.get(cell.name))]
@@ -80,10 +80,10 @@ class MatrixRun:
                         self._display.warn(said)
                         break
                     cells.advance(0, left=seconds_left(left[index:], finished.values()))
-                    found = finished[cell.name] = self._cell(cell, finished)
+                    result = finished[cell.name] = self._cell(cell, finished)
                     self._pool.pause(self._matrix.named(cell.system))
                     cells.advance()
-                    self._tell(cell, found)
+                    self._tell(cell, result)
                     if cell.system not in {other.system for other in left[index + 1 :]}:
                         self._pool.end(cell.system)
         finally:
@@ -91,17 +91,17 @@ class MatrixRun:
         return all(finished.get(cell.name, {}).get("status") == "done" for cell in self._cells)
 
     def _check_asked(self, finished: Iterable[JsonObject]) -> None:
-        for found in finished:
-            cell = Cell(**found["cell"])
+        for result in finished:
+            cell = Cell(**result["cell"])
             asked = asked_of(self._matrix, cell.kind, cell.load, cell.system)
-            if found["status"] == "done" and found["asked"] != asked:
+            if result["status"] == "done" and result["asked"] != asked:
                 raise ConfigError(
                     f"{self._files.path(cell)} was measured with other settings than the file has now: "
                     "use another --results folder, or remove it"
                 )
 
-    def _is_left(self, found: JsonObject | None) -> bool:
-        return found is None or (found["status"] == "failed" and self._retry_failed)
+    def _is_left(self, result: JsonObject | None) -> bool:
+        return result is None or (result["status"] == "failed" and self._retry_failed)
 
     def _cell(self, cell: Cell, finished: dict[str, JsonObject]) -> JsonObject:
         """Measures, writes, returns what was written."""
@@ -122,7 +122,7 @@ class MatrixRun:
             tail = server.log_tail() if server else ""
         wall = time.monotonic() - begun
         machine = describe(load_before)
-        found = {
+        result = {
             "cell": asdict(cell),
             "asked": asked_of(self._matrix, cell.kind, cell.load, cell.system),
             "status": "failed" if why else "done",
@@ -136,25 +136,25 @@ class MatrixRun:
             "machine": asdict(machine) | {"load_at_start": self._load_at_start},
             "server": _server_fields(server),
         }
-        self._files.write(cell, found)
-        return found
+        self._files.write(cell, result)
+        return result
 
     def _warm_up(self, system: System, server: Server) -> None:
         self._display.say(f"{system.name}: ready after {server.seconds_to_ready:.1f} s")
         warm_up(server, self._display)
 
-    def _tell(self, cell: Cell, found: JsonObject) -> None:
-        if found["status"] == "failed":
-            self._display.warn(f"{cell.name} FAILED: {found['why'][:500]}")
+    def _tell(self, cell: Cell, result: JsonObject) -> None:
+        if result["status"] == "failed":
+            self._display.warn(f"{cell.name} FAILED: {result['why'][:500]}")
         else:
-            figures = _figures(found, self._matrix.tail)
-            self._display.say(f"{cell.name}: {figures}; {duration(found['wall_s'])}")
+            figures = _figures(result, self._matrix.tail)
+            self._display.say(f"{cell.name}: {figures}; {duration(result['wall_s'])}")
 
 
-def _figures(found: JsonObject, tail: int) -> str:
-    if found["search"]:
-        return f"{found['search']['max_request_goodput']:.3g}/s sustained"
-    window = found["windows"][0]
+def _figures(result: JsonObject, tail: int) -> str:
+    if result["search"]:
+        return f"{result['search']['max_request_goodput']:.3g}/s sustained"
+    window = result["windows"][0]
     latencies = ", ".join(
         f"P{tail} {name.upper()} {window[f'p{tail}_{name}_ms']:.0f} ms" for name in ("ttft", "tpot")
     )
@@ -174,8 +174,8 @@ def _server_fields(server: Server | None) -> JsonObject | None:
     }
 
 
-def _key(found: JsonObject) -> str:
-    return Cell(**found["cell"]).name
+def _key(result: JsonObject) -> str:
+    return Cell(**result["cell"]).name
 
 
 def _date() -> str:

@@ -42,39 +42,39 @@ def tree(roots: Iterable[int]) -> list[int]:
     for entry in _PROC.iterdir():
         if entry.name.isdigit() and (fields := _stat(int(entry.name))) is not None:
             children.setdefault(int(fields[1][1]), []).append(int(entry.name))
-    found, left = [], list(roots)
+    result, left = [], list(roots)
     while left:
         pid = left.pop()
-        if pid not in found:
-            found.append(pid)
+        if pid not in result:
+            result.append(pid)
             left += children.get(pid, [])
-    return found
+    return result
 
 
 def usages(roots: Iterable[int], memory: bool = False) -> dict[int, ProcessUsage]:
     """By process id; a process that ends meanwhile is left out."""
-    found = {}
+    result = {}
     for pid in tree(roots):
         fields = _stat(pid)
         if fields is not None:
             cpu = (int(fields[1][11]) + int(fields[1][12])) / _TICKS
-            found[pid] = ProcessUsage(fields[0], cpu, _memory_mb(pid) if memory else 0.0)
-    return found
+            result[pid] = ProcessUsage(fields[0], cpu, _memory_mb(pid) if memory else 0.0)
+    return result
 
 
 def cpu_shares(
     before: Mapping[int, ProcessUsage], after: Mapping[int, ProcessUsage], wall: float
 ) -> dict[str, float]:
     """CPU seconds per second by process name, equal names apart by a number; a new process counts whole."""
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for pid, usage in after.items():
         spent = usage.cpu - (before[pid].cpu if pid in before else 0.0)
         name, number = usage.name, 1
-        while name in found:
+        while name in result:
             number += 1
             name = f"{usage.name} {number}"
-        found[name] = spent / max(wall, 1e-9)
-    return found
+        result[name] = spent / max(wall, 1e-9)
+    return result
 
 
 def others_share(before: MachineTime, after: MachineTime) -> float:

@@ -123,7 +123,7 @@ def _capacity(results: CellResults) -> list[str]:
         return []
     measured = {name: [results.values("capacity", load, name) for load in loads] for name in results.systems}
     rows = [
-        (name, *(spread([*found.values()]) for found in values))
+        (name, *(spread([*result.values()]) for result in values))
         for name, values in measured.items()
         if any(values)
     ]
@@ -136,9 +136,9 @@ def _stages(results: CellResults) -> list[str]:
     for load in results.measured_loads("fixed"):
         rows = []
         for system in results.measured_systems("fixed", load):
-            found, (total, busiest) = stage_times(results, load, system), cores_used(results, load, system)
+            result, (total, busiest) = stage_times(results, load, system), cores_used(results, load, system)
             times = [
-                " / ".join(f"{1000 * seconds:.1f}" for seconds in found[stage]) if stage in found else "–"
+                " / ".join(f"{1000 * seconds:.1f}" for seconds in result[stage]) if stage in result else "–"
                 for stage in STAGES
             ]
             shares = ", ".join(f"{name} {share:.2f}" for name, share in busiest.items())
@@ -158,10 +158,10 @@ def _doubts(results: CellResults) -> list[str]:
     for cell in failed:
         lines.append(f"- Failed: {cell_name(cell)}: {' '.join(cell['why'].split())[:300]}")
     if loaded:
-        most = max(cell["others_share"] for cell in loaded)
+        maximum = max(cell["others_share"] for cell in loaded)
         lines.append(
             f"- LOADED MACHINE: during {len(loaded)} cells other processes used more than "
-            f"{OTHERS_LIMIT:.0%} of a core (at most {most:.2f} cores): their figures are no claim."
+            f"{OTHERS_LIMIT:.0%} of a core (at most {maximum:.2f} cores): their figures are no claim."
         )
     if unlike := results.unlike_requests():
         lines.append(f"- Requests of other lengths, by the server's usage: {', '.join(unlike)}.")

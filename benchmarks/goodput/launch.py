@@ -138,8 +138,8 @@ def _state(run_dir: Path) -> dict[str, object]:
 
 def processes_of(run_dir: Path) -> dict[str, int]:
     """The process ids of a cluster's parts by name, as they are now."""
-    found = _state(run_dir).get("processes")
-    return dict(found) if isinstance(found, dict) else {}
+    result = _state(run_dir).get("processes")
+    return dict(result) if isinstance(result, dict) else {}
 
 
 def _workers(run_dir: Path) -> list[WorkerInfo]:

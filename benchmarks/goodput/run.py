@@ -66,9 +66,9 @@ class Bench:
         if seed is None:
             seed = settings.seed * _SEED_STEP + len(self.windows)
         with self._display.progress(settings.label) as show:
-            found = measure(settings, seed, self._metrics_urls, show)
-        self.windows.append(found)
-        return found
+            result = measure(settings, seed, self._metrics_urls, show)
+        self.windows.append(result)
+        return result
 
     def sweep(self, course: Course) -> None:
         """Every rate once, then every rate again: what changes over time then touches all of them."""
@@ -104,11 +104,11 @@ def run_goodput(
     """Measures, shows and writes."""
     if course.rates or course.search is None:
         bench.sweep(course)
-    found = bench.search(course.search) if course.search is not None else None
-    result = bench.document(name=output.name, search=found, startup=startup)
+    results = bench.search(course.search) if course.search is not None else None
+    result = bench.document(name=output.name, search=results, startup=startup)
     display.windows(bench.windows)
-    if found is not None:
-        display.search(found)
+    if results is not None:
+        display.search(results)
     bench.machine()
     for path in write_all(result, output):
         display.say(f"wrote {path}")
@@ -129,18 +129,18 @@ def run_compare(paths: tuple[Path, Path], output: Output | None, display: Displa
     """Ratios of two results by load, and plots of both if asked."""
     a, b = (read_result(path) for path in paths)
     display.say(f"A  {summary_of(a)}\nB  {summary_of(b)}")
-    found = compare_results(a, b)
+    result = compare_results(a, b)
     rates = compare_searches(a, b)
     if rates is not None:
         display.ratios("highest sustained rate (c); the range is that of the brackets", [rates], ("A", "B"))
-    if not found and rates is None:
+    if not result and rates is None:
         raise ConfigError(f"{paths[0]} and {paths[1]} have no load in common: nothing to compare")
-    for label, ratios in found.items():
+    for label, ratios in result.items():
         display.ratios(label, ratios, ("A", "B"))
     for difference in differences(a, b):
         display.warn(difference)
     if output is not None and output.plots != "none":
-        named = [found | {"name": found["name"] or side} for found, side in ((a, "A"), (b, "B"))]
+        named = [result | {"name": result["name"] or side} for result, side in ((a, "A"), (b, "B"))]
         for path in save_plots(named, output.stem, output.plots):
             display.say(f"wrote {path}")
 

@@ -72,7 +72,7 @@ class Work:
     nbytes: float
     flops: float
 
-    def least_seconds(self, limits: DeviceLimits) -> float:
+    def min_seconds(self, limits: DeviceLimits) -> float:
         return max(self.nbytes / limits.bandwidth, self.flops / limits.flops)
 
     def bound(self, limits: DeviceLimits) -> str:
@@ -81,7 +81,7 @@ class Work:
 
     def ratio(self, seconds: float, limits: DeviceLimits) -> str:
         """The share of the limit that was reached in `seconds`, and which limit: "0.71 of bandwidth"."""
-        return f"{self.least_seconds(limits) / seconds:.2f} of {self.bound(limits)}"
+        return f"{self.min_seconds(limits) / seconds:.2f} of {self.bound(limits)}"
 
 
 @dataclass(frozen=True, slots=True)

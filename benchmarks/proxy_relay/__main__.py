@@ -143,35 +143,35 @@ def measure_requests(rounds: int) -> dict[str, float]:
     return {"streamed": streamed, "whole": whole}
 
 
-def _judged(found: float, target: float) -> str:
-    return f"{target:,}: {'reached' if found >= target else 'not reached'}"
+def _judged(result: float, target: float) -> str:
+    return f"{target:,}: {'reached' if result >= target else 'not reached'}"
 
 
-def report(found: dict[str, float], streams: int, tokens: int, rounds: int) -> str:
+def report(result: dict[str, float], streams: int, tokens: int, rounds: int) -> str:
     return fill(
         "proxy_relay",
-        **found,
+        **result,
         streams=streams,
         tokens=tokens,
         rounds=rounds,
         clients=CLIENTS,
         short=SHORT,
         step_ms=f"{STEP_SECONDS * 1000:g}",
-        target=_judged(found["cpu_median"], TARGET),
-        share_target=_judged(found["share"], SHARE_TARGET),
-        streamed_target=_judged(found["streamed"], REQUEST_TARGET),
-        whole_target=_judged(found["whole"], REQUEST_TARGET),
+        target=_judged(result["cpu_median"], TARGET),
+        share_target=_judged(result["share"], SHARE_TARGET),
+        streamed_target=_judged(result["streamed"], REQUEST_TARGET),
+        whole_target=_judged(result["whole"], REQUEST_TARGET),
     )
 
 
 def main() -> None:
     options = page_parser(__doc__, RESULT, streams=8, tokens=2000, rounds=15).parse_args()
     shape = (options.streams, options.tokens, options.rounds)
-    found = measure_tokens(*shape) | measure_requests(options.rounds)
-    text = report(found, *shape)
+    result = measure_tokens(*shape) | measure_requests(options.rounds)
+    text = report(result, *shape)
     made_at = commit()  # before the page is changed
     publish(text, RESULT, write=options.write)
     if options.write:
-        slower = min(found["streamed"], found["whole"])
-        record("proxy, of gRPC receive alone", {"tokens/s": found["share"]}, RESULT, made_at=made_at)
+        slower = min(result["streamed"], result["whole"])
+        record("proxy, of gRPC receive alone", {"tokens/s": result["share"]}, RESULT, made_at=made_at)
         record("proxy, text requests per core", {"requests/s": slower}, RESULT, made_at=made_at)

@@ -33,7 +33,7 @@ from benchmarks.published_epd.systems import (
 )
 from benchmarks.result_page import RESULTS, fill, page_parser, publish
 from triptych.base.progress.progress import step
-from triptych.goodput.measure.figures import MOST_POINTS
+from triptych.goodput.measure.figures import MAX_POINTS
 from triptych.goodput.measure.search import SearchLimits, Verdict, search
 from triptych.goodput.measure.slo import preset
 from triptych.simulator.plan.trials import Doomed, verdict_of
@@ -57,7 +57,7 @@ def sustained(
     def measure(rate: float) -> Verdict:
         doomed = Doomed(chosen.slo, math.ceil(rate * seconds))
         records = window(system, chosen.workload, rate, seconds, doomed)
-        verdict = verdict_of(records, chosen.slo, MOST_POINTS)
+        verdict = verdict_of(records, chosen.slo, MAX_POINTS)
         reasons[rate] = verdict.why
         return verdict
 
@@ -70,9 +70,9 @@ def sustained(
         confirmations=0,
         step=1.15,
     )
-    found = search(measure, limits)
-    say(f"{figure.text}-{figure.images}, {system.name}: {found.rate:.1f}, {len(found.trials)} windows")
-    return found.rate, found.failing, reasons.get(found.failing, "")
+    result = search(measure, limits)
+    say(f"{figure.text}-{figure.images}, {system.name}: {result.rate:.1f}, {len(result.trials)} windows")
+    return result.rate, result.failing, reasons.get(result.failing, "")
 
 
 Cells = dict[tuple[str, int, str], tuple[float, float, str]]
@@ -89,14 +89,14 @@ def rows(cells: Cells) -> list[str]:
     for figure in FIGURES:
         load = f"{figure.text}, {figure.images}"
         stated = figure.stated
-        words, found = [load], []
+        words, result = [load], []
         for name, value in zip(SYSTEMS, stated, strict=True):
             rate, failing, _ = cells[figure.text, figure.images, name]
             mark = "*" if name in figure.fitted else ""
             words += [f"{value:g}" if value else "–", f"**{shown(rate, failing)}**{mark}"]
-            found.append(rate)
+            result.append(rate)
         ratio = f"{stated[1] / stated[0]:.2f}" if stated[0] and stated[1] else "–"
-        words += [ratio, f"**{found[1] / found[0]:.2f}**" if found[0] else "–"]
+        words += [ratio, f"**{result[1] / result[0]:.2f}**" if result[0] else "–"]
         free = [cells[figure.text, figure.images, f"{name}, no door"] for name in SYSTEMS]
         words += [shown(rate, failing) for rate, failing, _ in free]
         lines.append(f"| {' | '.join(words)} |")
@@ -105,13 +105,13 @@ def rows(cells: Cells) -> list[str]:
 
 def errors(cells: Cells) -> list[tuple[str, float]]:
     """(load and system, simulated over published − 1) of every figure that nothing was fitted to."""
-    found = []
+    result = []
     for figure in FIGURES:
         for name, stated in zip(SYSTEMS, figure.stated, strict=True):
             if stated is not None and name not in figure.fitted:
                 rate = cells[figure.text, figure.images, name][0]
-                found.append((f"{figure.text}-{figure.images} {name}", rate / stated - 1))
-    return found
+                result.append((f"{figure.text}-{figure.images} {name}", rate / stated - 1))
+    return result
 
 
 def report(cells: Cells, latencies: str, seconds: float) -> str:

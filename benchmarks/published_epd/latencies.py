@@ -27,10 +27,10 @@ class Latencies:
 
 def measure(system: PublishedSystem, figure: Figure, rate: float, seconds: float) -> Latencies:
     chosen = preset(f"{figure.text}-{figure.images}")
-    found = summarise(window(system, chosen.workload, rate, seconds), chosen.slo)
-    ttft, tpot = found.tails["ttft"], found.tails["tpot"]
+    result = summarise(window(system, chosen.workload, rate, seconds), chosen.slo)
+    ttft, tpot = result.tails["ttft"], result.tails["tpot"]
     within = ttft <= chosen.slo.seconds("ttft") and tpot <= chosen.slo.seconds("tpot")
-    return Latencies(ttft, tpot, found.output_tokens / found.duration, within)
+    return Latencies(ttft, tpot, result.output_tokens / result.duration, within)
 
 
 def latency_rows(seconds: float) -> Iterator[str]:
@@ -45,7 +45,7 @@ def latency_rows(seconds: float) -> Iterator[str]:
         yield f"| {' | '.join([*words, *(f'{x:.2f}' if x else '–' for x in ratios)])} |"
 
 
-def _cells(found: Latencies) -> tuple[str, str, str]:
-    mark = "" if found.sustained else "**"
-    ttft, tpot = f"{found.ttft:,.2f}", f"{found.tpot * 1000:,.0f}"
-    return f"{mark}{ttft}{mark}", f"{mark}{tpot}{mark}", f"{found.output:,.0f}"
+def _cells(result: Latencies) -> tuple[str, str, str]:
+    mark = "" if result.sustained else "**"
+    ttft, tpot = f"{result.ttft:,.2f}", f"{result.tpot * 1000:,.0f}"
+    return f"{mark}{ttft}{mark}", f"{mark}{tpot}{mark}", f"{result.output:,.0f}"

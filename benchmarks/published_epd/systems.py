@@ -101,7 +101,7 @@ def window(
 ) -> tuple[RequestRecord, ...]:
     """Records of one simulated window of the harness's length; it ends early where `enough` says so."""
     warm_up, measured = math.ceil(rate * WARM_UP), math.ceil(rate * seconds)
-    found = simulate(
+    result = simulate(
         plan_requests(load, warm_up + measured, 0),
         arrival_times(Arrivals(rate=rate), warm_up + measured, 0),
         system.shape,
@@ -111,4 +111,4 @@ def window(
         warm_up=warm_up,
         enough=enough,
     )
-    return found.records
+    return result.records

@@ -69,12 +69,12 @@ def page(turns: Sequence[Turn], versions: str) -> str:
 
 def reached(turns: Sequence[Turn]) -> dict[str, dict[str, float]]:
     """The figures of the targets that these turns answer, by the target's name."""
-    found = {
+    result = {
         f"{target}, {model}, {load.name}": medians(quiet(turns), model, load, systems, ("req/s",))
         for target, systems in _TARGETS.items()
         for model, load in product(MODELS, LOADS)
     }
-    return {name: figures for name, figures in found.items() if figures}
+    return {name: figures for name, figures in result.items() if figures}
 
 
 #: 64 output tokens each; photographs of 320 x 320.
@@ -179,18 +179,18 @@ class Parts:
 
 def systems_of(matrix: Matrix, parts: Parts) -> dict[str, System]:
     """All systems by name. Two cores, 0 and 1, are shared by all processes of a system."""
-    found = {name: _with_memory(matrix.named(name)) for name in PEER_SYSTEMS}
+    result = {name: _with_memory(matrix.named(name)) for name in PEER_SYSTEMS}
     ours = [parts.store(), parts.proxy(), parts.modest_encoder()]
     single = [*ours, parts.consumer("FIRST", "0-1"), parts.pd("FIRST")]
     pinned = [parts.store(), parts.proxy(), parts.encoder("--cpus", "0")]
     pinned += [parts.consumer("FIRST", "1"), parts.pd("FIRST")]
     both = [parts.consumer(port, str(core)) for core, port in enumerate(REPLICA_PORTS)]
     fronts = [parts.pd(port) for port in REPLICA_PORTS]
-    found["triptych"] = _ours("triptych", single, ("FIRST",))
-    found["triptych-pinned"] = _ours("triptych-pinned", pinned, ("FIRST",))
-    found["replicas-triptych"] = _ours("replicas-triptych", [*ours, *both, *fronts], ("FIRST", "SECOND"))
-    found["replicas"] = vllm_replicas(matrix.named("vllm"))
-    return found
+    result["triptych"] = _ours("triptych", single, ("FIRST",))
+    result["triptych-pinned"] = _ours("triptych-pinned", pinned, ("FIRST",))
+    result["replicas-triptych"] = _ours("replicas-triptych", [*ours, *both, *fronts], ("FIRST", "SECOND"))
+    result["replicas"] = vllm_replicas(matrix.named("vllm"))
+    return result
 
 
 def _with_memory(system: System) -> System:

@@ -26,11 +26,11 @@ def _save(name: str) -> None:
     plt.close()
 
 
-def draw_equal(found: list[tuple[Case, CapacityPlan]]) -> None:
+def draw_equal(result: list[tuple[Case, CapacityPlan]]) -> None:
     """Bars per load: the best ratio, replicas in turn, replicas in-step, in parts of the best of them."""
     _, axis = plt.subplots(figsize=(8.5, 3.6), layout="constrained")
     labels = ("encoders and PD workers", "replicas, tower and decoder in turn", "replicas, tower in the step")
-    for place, (_, plan) in enumerate(found):
+    for place, (_, plan) in enumerate(result):
         ratios = plan.ratios
         rates = [ratios.best.rate, ratios.replicas.rate, ratios.in_step.rate]
         for index, rate in enumerate(rates):
@@ -38,8 +38,8 @@ def draw_equal(found: list[tuple[Case, CapacityPlan]]) -> None:
             label = "" if place else labels[index]
             axis.bar(left, height, 0.25, color=COLOURS[index], label=label)
             axis.annotate(f"{rate:.3g}", (left, height), ha="center", va="bottom", fontsize=7)
-    names = [f"{case.name}\nTPOT {case.tpot:g} ms" for case, _ in found]
-    axis.set_xticks(range(len(found)), names, fontsize=8)
+    names = [f"{case.name}\nTPOT {case.tpot:g} ms" for case, _ in result]
+    axis.set_xticks(range(len(result)), names, fontsize=8)
     axis.set(ylabel="of the highest", ylim=(0, 1.35), title="four A100: requests/s within the SLO")
     axis.legend(fontsize=8, ncols=3, loc="upper center")
     _save("equal")
@@ -61,12 +61,12 @@ def draw_devices() -> None:
     _save("devices")
 
 
-def draw_reuse(found: list[reuse.Point]) -> None:
+def draw_reuse(result: list[reuse.Point]) -> None:
     """Goodput against reuse, a panel per number of devices."""
     _, axes = plt.subplots(1, len(reuse.DEVICES), figsize=(10, 3.4), layout="constrained")
     for axis, count in zip(axes, reuse.DEVICES, strict=True):
         for index, system in enumerate(reuse.SYSTEMS):
-            rates = [one.rate for one in found if (one.devices, one.system) == (count, system)]
+            rates = [one.rate for one in result if (one.devices, one.system) == (count, system)]
             axis.plot(
                 [100 * share for share in reuse.REUSES], rates, marker="o", color=COLOURS[index], label=system
             )
@@ -81,11 +81,11 @@ PAGE = RESULTS / "when_to_disaggregate.md"
 
 
 def reports_table() -> list[str]:
-    found = {f"vllm#41567: {name}": cells for name, cells in reports.vllm().items()}
-    found |= {f"llm-d: {name}": cells for name, cells in reports.kimi().items()}
-    found |= {f"LMSYS: {name} at {rate:g}/s": cells for (name, rate), cells in reports.lmsys().items()}
+    result = {f"vllm#41567: {name}": cells for name, cells in reports.vllm().items()}
+    result |= {f"llm-d: {name}": cells for name, cells in reports.kimi().items()}
+    result |= {f"LMSYS: {name} at {rate:g}/s": cells for (name, rate), cells in reports.lmsys().items()}
     head = ["", "requests/s", "mean TTFT, TPOT, ms", "P99 TTFT, TPOT, ms"]
-    rows = [[name, *cells] for name, cells in found.items()]
+    rows = [[name, *cells] for name, cells in result.items()]
     return table([*head, "P50, P90, P99 of a request, ms"], rows)
 
 

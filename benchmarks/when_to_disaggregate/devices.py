@@ -116,9 +116,9 @@ def plans() -> Iterator[tuple[Case, CapacityPlan]]:
         yield case, answer(asked, sensitivity=False)
 
 
-def equal_table(found: list[tuple[Case, CapacityPlan]]) -> list[str]:
+def equal_table(result: list[tuple[Case, CapacityPlan]]) -> list[str]:
     rows = []
-    for case, plan in found:
+    for case, plan in result:
         best, ratios, gain = plan.ratios.best, plan.ratios, plan.advice.gain
         cells = (
             case.name,

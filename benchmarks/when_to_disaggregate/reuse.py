@@ -67,10 +67,10 @@ def points() -> Iterator[Point]:
             yield Point(devices, reuse, name, shape.name, rates[shape.name])
 
 
-def reuse_table(found: list[Point]) -> list[str]:
+def reuse_table(result: list[Point]) -> list[str]:
     rows = []
     for devices, reuse in product(DEVICES, REUSES):
-        row = [one for one in found if (one.devices, one.reuse) == (devices, reuse)]
+        row = [one for one in result if (one.devices, one.reuse) == (devices, reuse)]
         rates = [one.rate for one in row]
         gain = max(rates[3:]) / max(rates[:2])
         words = [f"{rate:.1f}" for rate in rates]

@@ -21,14 +21,14 @@ _KEYS = ("cert", "client-cert", "extra-index-url", "find-links", "index-url", "p
 
 def settings(listing: str) -> dict[str, str]:
     """What `pip config list` says of where packages come from; a variable wins over a file."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for line in listing.splitlines():
         name, _, value = line.partition("=")
         section, _, key = name.rpartition(".")
         key = key.removeprefix("default-")
-        if key in _KEYS and (section == ":env:" or key not in found):
-            found[key] = ast.literal_eval(value)
-    return found
+        if key in _KEYS and (section == ":env:" or key not in result):
+            result[key] = ast.literal_eval(value)
+    return result
 
 
 def local_paths(settings: Mapping[str, str]) -> Iterator[Path]:
@@ -52,12 +52,12 @@ def configuration(settings: Mapping[str, str]) -> str:
 def main() -> None:
     """Writes the settings, which may hold a password, to a file of this user and prints the mounts."""
     command = [sys.executable, "-m", "pip", "config", "list"]
-    found = settings(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    result = settings(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     file = Path.home() / ".cache" / "triptych" / "images-pip.conf"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.touch(mode=0o600)
-    file.write_text(configuration(found), encoding="utf-8")
-    mounts = [(file, Path("/etc/pip.conf")), *((path, path) for path in sorted(set(local_paths(found))))]
+    file.write_text(configuration(result), encoding="utf-8")
+    mounts = [(file, Path("/etc/pip.conf")), *((path, path) for path in sorted(set(local_paths(result))))]
     print(*(f"--volume {shlex.quote(f'{source}:{target}:ro')}" for source, target in mounts))
 
 

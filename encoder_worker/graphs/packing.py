@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from triptych.base.errors import ConfigError
 
 
-def token_budgets(least: int, most: int, multiple: int = 1) -> tuple[int, ...]:
+def token_budgets(minimum: int, maximum: int, multiple: int = 1) -> tuple[int, ...]:
     """Budgets from `least` on, each twice the one before, and then `most`, rounded down to a multiple.
 
     `least` is a multiple; it is a budget even where `most` is below it, so that one item has a graph.
     """
-    most = max(least, most - most % multiple)
-    budgets = [least]
-    while budgets[-1] * 2 < most:
+    maximum = max(minimum, maximum - maximum % multiple)
+    budgets = [minimum]
+    while budgets[-1] * 2 < maximum:
         budgets.append(budgets[-1] * 2)
-    return (*budgets, most) if budgets[-1] < most else tuple(budgets)
+    return (*budgets, maximum) if budgets[-1] < maximum else tuple(budgets)
 
 
 def parse_budgets(text: str, multiple: int = 1) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from triptych.base.types import EmbeddingSource, ItemPlan
 from triptych.ec_connector.base import EncoderOutput
 from triptych.encoder_worker.engine import TowerItem
 from triptych.encoder_worker.job_spec import JobSpec
-from triptych.encoder_worker.media.preparer import MediaRoom, VerifiedMedia
+from triptych.encoder_worker.media.preparer import MediaReservation, VerifiedMedia
 from triptych.encoder_worker.scheduler import EncoderItem
 from triptych.models.base import PreparedItem
 
@@ -115,7 +115,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class MediaWanted:
+class MediaNeeded:
     """The prepared pixels were dropped: the client has to send all media frames again."""
 
 
@@ -134,7 +134,7 @@ class Waits:
     """Keep-alive: the tower makes progress on other items, this one is still queued."""
 
 
-JobEvent = Planned | Ready | MediaWanted | Waits | Failed
+JobEvent = Planned | Ready | MediaNeeded | Waits | Failed
 
 
 @dataclass(eq=False, slots=True)
@@ -148,7 +148,7 @@ class Waiter:
     plan_sent: bool = False
     permitted: bool = False
     #: The media were asked for again and no frame has arrived yet.
-    media_wanted: bool = False
+    media_needed: bool = False
     #: The client has half-closed the stream.
     closed: bool = False
     ended: bool = False
@@ -166,8 +166,8 @@ class Waiter:
         )
 
     def want_media(self) -> None:
-        self.media_wanted = True
-        self.send(MediaWanted())
+        self.media_needed = True
+        self.send(MediaNeeded())
 
     def send_plan(self, plan: ItemPlan) -> None:
         if not self.plan_sent and not self.ended:
@@ -201,7 +201,7 @@ class EncodeJob(EncoderItem):
     plan: ItemPlan | None = None
     #: Verified media that wait for preprocessing, and their room in the budget.
     media: VerifiedMedia | None = None
-    media_room: MediaRoom | None = None
+    media_reservation: MediaReservation | None = None
     #: The stream that was asked to send the media again.
     media_sender: Waiter | None = None
     prepared: PreparedItem | None = None
@@ -249,17 +249,17 @@ class EncodeJob(EncoderItem):
         """The fields of log records about the item."""
         return log_fields(mm_hash=self.mm_hash, trace_id=self.trace_id)
 
-    def pop_media(self) -> tuple[VerifiedMedia | None, MediaRoom | None]:
+    def pop_media(self) -> tuple[VerifiedMedia | None, MediaReservation | None]:
         """Hands the media and their room to the caller."""
-        media, room = self.media, self.media_room
-        self.media = self.media_room = None
-        return media, room
+        media, reservation = self.media, self.media_reservation
+        self.media = self.media_reservation = None
+        return media, reservation
 
     def drop_media(self) -> None:
         """Releases the media."""
-        _, room = self.pop_media()
-        if room is not None:
-            room.release()
+        _, reservation = self.pop_media()
+        if reservation is not None:
+            reservation.release()
 
     def drop_pixels(self) -> None:
         EncoderItem.drop_pixels(self)

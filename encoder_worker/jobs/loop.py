@@ -131,7 +131,7 @@ class JobLoop:
         self._changed.set()
 
     async def _prepare(self, job: EncodeJob) -> None:
-        media, room = job.pop_media()
+        media, reservation = job.pop_media()
         assert media is not None
         segment = SEGMENT in media.options
         start = job.prepare_started = time.monotonic()
@@ -143,8 +143,8 @@ class JobLoop:
             return
         finally:
             del media
-            if room is not None:
-                room.release()
+            if reservation is not None:
+                reservation.release()
         if job.ended:
             return
         job.prepared = prepared

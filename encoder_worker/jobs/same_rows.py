@@ -62,10 +62,10 @@ class SameRows:
 
     async def _other(self, key: str, plan: ItemPlan) -> ItemPlan | None:
         """The stored item of equal content; this one is noted where there is none."""
-        noted = await self._store.control.script(NOTE, [key], plan.mm_hash, self._milliseconds, 0)
-        if noted is None:
+        hash_of_rows = await self._store.control.script(NOTE, [key], plan.mm_hash, self._milliseconds, 0)
+        if hash_of_rows is None:
             return None
-        (other,) = await self._store.look_up([(noted.decode(), plan.namespace)])
+        (other,) = await self._store.look_up([(hash_of_rows.decode(), plan.namespace)])
         if other is None or (other.rows, other.width, other.dtype) != (plan.rows, plan.width, plan.dtype):
             await self._store.control.script(NOTE, [key], plan.mm_hash, self._milliseconds, 1)
             return None

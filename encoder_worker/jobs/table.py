@@ -13,7 +13,7 @@ from triptych.base.metrics import EncoderMetrics
 from triptych.encoder_worker.engine import BatchDone
 from triptych.encoder_worker.job_spec import JobSpec
 from triptych.encoder_worker.jobs.job import EncodeJob, Failed, JobEvent, JobTrace, Ready, StreamTrace, Waiter
-from triptych.encoder_worker.media.preparer import MediaRoom, Preparer
+from triptych.encoder_worker.media.preparer import MediaReservation, Preparer
 from triptych.encoder_worker.scheduler import EncoderScheduler, SchedulerCounts, Stage
 from triptych.registry.leases import LeaseKeeper
 
@@ -219,7 +219,7 @@ class JobStreams:
         self._changed.set()
         return waiter
 
-    async def media(self, waiter: Waiter, frames: Sequence[bytes], room: MediaRoom) -> None:
+    async def media(self, waiter: Waiter, frames: Sequence[bytes], reservation: MediaReservation) -> None:
         """Takes all media of one stream, with their `room`, which is released when they are preprocessed.
 
         InvalidRequest when their hash is not the stream's mm_hash.
@@ -228,12 +228,12 @@ class JobStreams:
         try:
             media = None if waiter.ended else await self._preparer.verify(waiter.spec, frames)
         except BaseException:
-            room.release()
+            reservation.release()
             raise
         if waiter.ended or not self._scheduler.needs_media(job):
-            room.release()
+            reservation.release()
             return
-        job.media, job.media_room, job.media_sender = media, room, None
+        job.media, job.media_reservation, job.media_sender = media, reservation, None
         self._scheduler.media_arrived(job)
         self._changed.set()
 
@@ -280,8 +280,8 @@ class JobStreams:
         if not complete:
             text = "media_bytes: the stream ended before all media were sent"
             error = InvalidRequest(text, param="media_bytes")
-            self.fail(waiter, error, retryable=waiter.media_wanted)
-        elif waiter.media_wanted:
+            self.fail(waiter, error, retryable=waiter.media_needed)
+        elif waiter.media_needed:
             error = Unavailable(
                 "the item's media are needed again, but the stream is half-closed", retry_after=1
             )

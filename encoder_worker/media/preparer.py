@@ -77,10 +77,10 @@ class Preparer:
 
         def ends() -> SegmentEnds:
             with MediaClip(data, self._video) as clip:
-                found = self._encoder.video_segments(clip.info, options, frames, extra_rows)
-                if found:
-                    clip.check_pixels(found[-1][0])
-                return found
+                cut = self._encoder.video_segments(clip.info, options, frames, extra_rows)
+                if cut:
+                    clip.check_pixels(cut[-1][0])
+                return cut
 
         return await asyncio.get_running_loop().run_in_executor(self._pool, ends)
 
@@ -134,7 +134,7 @@ class MediaBudget:
         self._limit = limit
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    async def acquire(self, nbytes: int, *, first: bool = False) -> MediaRoom:
+    async def acquire(self, nbytes: int, *, first: bool = False) -> MediaReservation:
         """Room for one item, before its first frame is read; `first` queues it before all other waiters."""
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (nbytes, granted)
@@ -152,7 +152,7 @@ class MediaBudget:
                 self._waiting.remove(entry)
                 self._serve_waiting()
             raise
-        return MediaRoom(self, nbytes)
+        return MediaReservation(self, nbytes)
 
     def _serve_waiting(self) -> None:
         while self._waiting:
@@ -171,7 +171,7 @@ class MediaBudget:
         self._serve_waiting()
 
 
-class MediaRoom:
+class MediaReservation:
     """One item's share of the budget, until `release`."""
 
     def __init__(self, budget: MediaBudget, nbytes: int) -> None:

@@ -47,14 +47,14 @@ def calls(costs: Sequence[int], limit: int) -> list[range]:
 
     Memory is measured for one such call (`--encoder-batch-patches`).
     """
-    found: list[range] = []
+    ranges: list[range] = []
     begin, cost = 0, 0
     for index, each in enumerate(costs):
         if index > begin and cost + each > limit:
-            found.append(range(begin, index))
+            ranges.append(range(begin, index))
             begin, cost = index, 0
         cost += each
-    return [*found, range(begin, len(costs))] if costs else found
+    return [*ranges, range(begin, len(costs))] if costs else ranges
 
 
 class ShareEncoder:

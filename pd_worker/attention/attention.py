@@ -128,12 +128,12 @@ def _refuse_unsupported(
         raise NotImplementedError(f"{ATTENTION_NAME} needs attn_metadata")
     if attention_mask is not None or dropout:
         raise NotImplementedError(f"{ATTENTION_NAME} does not support attention_mask and dropout")
-    asked = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
+    given = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
     # A bias made for a flattened batch has no meaning here; the metadata's bias, by positions, replaces it.
-    if asked == ["position_bias"] and attn_metadata.bias is not None:
+    if given == ["position_bias"] and attn_metadata.bias is not None:
         return
-    if asked:
-        raise NotImplementedError(f"{ATTENTION_NAME} does not support {', '.join(asked)}")
+    if given:
+        raise NotImplementedError(f"{ATTENTION_NAME} does not support {', '.join(given)}")
 
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention)

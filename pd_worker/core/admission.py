@@ -211,9 +211,11 @@ def check_request(request: EngineRequest, limits: SchedulerLimits, cross: CrossL
     """Raises InvalidRequest for a request that can never run; `cross` is None for a decoder-only model."""
     num_prompt = len(request.prompt_token_ids)
     num_tokens = num_prompt + len(request.output_token_ids)
-    room = limits.max_model_len - num_tokens
+    max_new_tokens = limits.max_model_len - num_tokens
     # A resumed request may be at the limit: then only the end of its output is still to be sent.
-    if room < 0 or (room == 0 and request.output.finished is None and request.pooling is None):
+    if max_new_tokens < 0 or (
+        max_new_tokens == 0 and request.output.finished is None and request.pooling is None
+    ):
         raise ContextTooLong(
             f"the prompt has {num_tokens} tokens, but the model takes "
             f"{limits.max_model_len} with the output: shorten messages or send fewer images",

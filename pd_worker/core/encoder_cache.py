@@ -26,7 +26,7 @@ class Residency(enum.Enum):
     #: Not resident, and there is room for it. No reference.
     ABSENT = enum.auto()
     #: Not resident, and all entries are in use. No reference.
-    NO_ROOM = enum.auto()
+    NO_SPACE = enum.auto()
     #: Larger than the cache. No reference.
     TOO_BIG = enum.auto()
 
@@ -89,7 +89,7 @@ class EncoderCache:
             return Residency.READY if entry.ready else Residency.PENDING
         if item.nbytes > self.capacity:
             return Residency.TOO_BIG
-        return Residency.ABSENT if self._fits(item.nbytes) else Residency.NO_ROOM
+        return Residency.ABSENT if self._fits(item.nbytes) else Residency.NO_SPACE
 
     def reserve(self, holder: Holder, item: ItemPlan, deadline: float) -> bool:
         """ABSENT to PENDING, evicting entries without references; False when it is not ABSENT or has no room.

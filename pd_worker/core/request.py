@@ -151,7 +151,7 @@ class RequestStatus(enum.Enum):
     """The stage of a request in the scheduler."""
 
     #: Not admitted: waits until the bytes of all its items can be reserved.
-    WAITING_ROOM = enum.auto()
+    WAITING_ADMISSION = enum.auto()
     #: Admitted; waits for embeddings, a slot or blocks.
     WAITING_ITEMS = enum.auto()
     #: In the running batch.
@@ -195,7 +195,7 @@ class RequestState:
     items: tuple[ItemUse, ...] = field(init=False)
     #: How many of its features are not consumed.
     unconsumed: int = field(init=False)
-    status: RequestStatus = RequestStatus.WAITING_ROOM
+    status: RequestStatus = RequestStatus.WAITING_ADMISSION
     #: Tokens whose keys and values are in blocks, acknowledged steps only.
     num_computed_tokens: int = 0
     #: Prompt tokens found in the prefix cache at the first start.
@@ -246,7 +246,7 @@ class RequestState:
     def admitted(self) -> bool:
         """The bytes of its items are reserved."""
         status = self.status
-        return status not in (RequestStatus.WAITING_ROOM, RequestStatus.PAUSED, RequestStatus.FINISHED)
+        return status not in (RequestStatus.WAITING_ADMISSION, RequestStatus.PAUSED, RequestStatus.FINISHED)
 
     def is_consumed(self, index: int) -> bool:
         """The item's last row is consumed, or a prefix hit covers it."""

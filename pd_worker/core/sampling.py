@@ -81,8 +81,8 @@ def resolve(
 
     Everything is checked, since any process that can reach the port may have sent them.
     """
-    room = _room(prompt_len, max_model_len, prompt_field)
-    max_tokens = _max_tokens(params, defaults, room, prompt_len)
+    available = _room(prompt_len, max_model_len, prompt_field)
+    max_tokens = _max_tokens(params, defaults, available, prompt_len)
     if params.min_tokens < 0 or params.min_tokens > max_tokens:
         raise InvalidRequest(
             f"min_tokens is {params.min_tokens}, but must be from 0 to max_tokens, here {max_tokens}",
@@ -121,8 +121,8 @@ def resolve(
 
 def _room(prompt_len: int, max_model_len: int, prompt_field: str) -> int:
     """Tokens left for the output."""
-    room = max_model_len - prompt_len
-    if room < 1:
+    available = max_model_len - prompt_len
+    if available < 1:
         remedy = "shorten it"
         if prompt_field != "prompt":
             remedy = f"shorten {prompt_field} or send fewer or smaller images"
@@ -131,17 +131,17 @@ def _room(prompt_len: int, max_model_len: int, prompt_field: str) -> int:
             f"{remedy}",
             param=prompt_field,
         )
-    return room
+    return available
 
 
-def _max_tokens(params: SamplingParams, defaults: GenerationDefaults, room: int, prompt_len: int) -> int:
+def _max_tokens(params: SamplingParams, defaults: GenerationDefaults, available: int, prompt_len: int) -> int:
     if params.max_tokens is None:
-        return min(room, defaults.max_tokens or room)
-    if not 1 <= params.max_tokens <= room:
-        kind = ContextTooLong if params.max_tokens > room else InvalidRequest
+        return min(available, defaults.max_tokens or available)
+    if not 1 <= params.max_tokens <= available:
+        kind = ContextTooLong if params.max_tokens > available else InvalidRequest
         raise kind(
-            f"max_tokens is {params.max_tokens}, but must be from 1 to {room}: the model takes "
-            f"{prompt_len + room} tokens and the prompt has {prompt_len}",
+            f"max_tokens is {params.max_tokens}, but must be from 1 to {available}: the model takes "
+            f"{prompt_len + available} tokens and the prompt has {prompt_len}",
             param="max_tokens",
         )
     return params.max_tokens

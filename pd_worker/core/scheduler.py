@@ -134,7 +134,7 @@ class Scheduler:
             if (state := self._requests.get((proxy_id, request_id))) is not None:
                 state.paused = False
                 if state.status is RequestStatus.PAUSED:
-                    state.status = RequestStatus.WAITING_ROOM
+                    state.status = RequestStatus.WAITING_ADMISSION
                     self._waiting.add(state)
 
     def fail(self, request: EngineRequest, error: RequestError) -> None:
@@ -273,7 +273,7 @@ class Scheduler:
         if state.paused:
             state.status = RequestStatus.PAUSED
             return
-        state.status = RequestStatus.PREEMPTED if keeps_room else RequestStatus.WAITING_ROOM
+        state.status = RequestStatus.PREEMPTED if keeps_room else RequestStatus.WAITING_ADMISSION
         self._waiting.add(state)
 
     def _fail_step(self, output: SchedulerOutput, reason: Exception) -> None:

@@ -120,7 +120,7 @@ class WaitingRequests:
         """Moves the request to the queue that belongs to its status."""
         self._admission.discard(state)
         self.startable.discard(state)
-        if state.status is RequestStatus.WAITING_ROOM:
+        if state.status is RequestStatus.WAITING_ADMISSION:
             self._admission.add(state, has_items=bool(state.features))
             return
         if state.features:
@@ -152,7 +152,7 @@ class WaitingRequests:
             self.startable.discard(state)
         else:
             self.startable.add(state)
-        if readiness is Readiness.NO_ROOM:
+        if readiness is Readiness.NO_SPACE:
             self._changed.add(state)
 
     def unready(self, state: RequestState) -> None:

@@ -76,7 +76,7 @@ def _byte_level() -> dict[str, bytes]:
 
 
 #: Events with tokens that are merged into one: a long backlog is sent in parts.
-_MOST_TEXTS = 4096
+_MAX_TEXTS = 4096
 #: Bytes that an event, a token, one of the likeliest tokens, a prompt's id and an item take in a message.
 _EVENT_BYTES, _TOKEN_BYTES, _TOP_BYTES, _ID_BYTES, _ITEM_BYTES = 128, 32, 128, 6, 160
 
@@ -178,7 +178,7 @@ class RequestLog:
     @property
     def unsent_bytes(self) -> int:
         """Approximate size of the unsent events of one message."""
-        nbytes = _EVENT_BYTES + min(len(self._texts) - self._sent_texts, _MOST_TEXTS) * self._token_bytes
+        nbytes = _EVENT_BYTES + min(len(self._texts) - self._sent_texts, _MAX_TEXTS) * self._token_bytes
         nbytes += _ITEM_BYTES * len(self._unsent_items)
         nbytes += 0 if self.finished is None else len(self.finished.pooled)
         if self._admitted is not None and not self._sent_admitted:
@@ -217,7 +217,7 @@ class RequestLog:
         first, last = self._sent_texts, len(self._texts)
         if self.finished is not None or self._unsent_items or self._logprobs or not self._sent_admitted:
             return None
-        if first == last or last - first > _MOST_TEXTS:
+        if first == last or last - first > _MAX_TEXTS:
             return None
         text = self._texts[first] if last - first == 1 else "".join(self._texts[first:last])
         if not text.isascii():
@@ -258,7 +258,7 @@ class RequestLog:
 
     def _drain_tokens(self) -> pd_pb2.Tokens:
         first = self._sent_texts
-        last = self._sent_texts = min(first + _MOST_TEXTS, len(self._texts))
+        last = self._sent_texts = min(first + _MAX_TEXTS, len(self._texts))
         position = self._starts[first]
         end = self._starts[last] if last < len(self._texts) else self.position
         ids = slice(position - self._first, end - self._first)

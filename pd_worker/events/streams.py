@@ -133,11 +133,11 @@ class EventStream:
     def _drain(self) -> StreamMessage:
         """What is queued for one message; losses come after all tokens."""
         message = StreamMessage()
-        room = MESSAGE_BYTES
+        budget = MESSAGE_BYTES
         for request_id, log in list(self._new.items()):
-            if room <= 0:
+            if budget <= 0:
                 break
-            room -= log.unsent_bytes
+            budget -= log.unsent_bytes
             del self._new[request_id]
             self._add_unsent(log, message)
             if log.has_unsent:

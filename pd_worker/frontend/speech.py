@@ -49,8 +49,8 @@ def transcription_chat(task: common_pb2.Transcription, model_type: str) -> tuple
                 raise InvalidRequest(
                     "language: this model recognises it: leave it out, or name it in prompt", param="language"
                 )
-            asked = TextPart(task.prompt or _GLM_PROMPT)
-            return _encoded([Message("user", [AudioSlot(), asked])]), TemplateOptions()
+            prompt = TextPart(task.prompt or _GLM_PROMPT)
+            return _encoded([Message("user", [AudioSlot(), prompt])]), TemplateOptions()
     raise InvalidRequest(
         "model: this model has no form for transcripts: send input_audio and a question to "
         "/v1/chat/completions",

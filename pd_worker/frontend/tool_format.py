@@ -30,8 +30,8 @@ def find_tool_format(parser: str, template: str) -> str:
     ConfigError for a name that does not exist.
     """
     if parser == "auto":
-        found = (name for name, (taught, _) in _FORMATS.items() if re.search(taught, template))
-        return next(found, "")
+        matching = (name for name, (taught, _) in _FORMATS.items() if re.search(taught, template))
+        return next(matching, "")
     if parser not in _FORMATS:
         raise ConfigError(f"--tool-call-parser {parser!r} must be auto or one of {', '.join(_FORMATS)}")
     return parser
@@ -40,5 +40,5 @@ def find_tool_format(parser: str, template: str) -> str:
 def marker_tokens(tool_format: str, tokenizer: Tokenizer) -> frozenset[int]:
     """The ids of a format's markers."""
     markers = _FORMATS[tool_format][1] if tool_format else ()
-    found = (tokenizer.token_to_id(marker) for marker in markers)
-    return frozenset(token for token in found if token is not None)
+    tokens = (tokenizer.token_to_id(marker) for marker in markers)
+    return frozenset(token for token in tokens if token is not None)

@@ -225,10 +225,10 @@ class ModelRunner(ECConnectorModelRunnerMixin):
             return logits, none
         given = select(logits, [i for i, chunk in enumerate(batch.sampling) if not chunk.pools])
         tokens = sample(given, inputs)
-        asked = [index for index, request in enumerate(inputs) if request.params.logprobs is not None]
-        if not asked:
+        with_logprobs = [index for index, request in enumerate(inputs) if request.params.logprobs is not None]
+        if not with_logprobs:
             return logits, tokens.double()
-        logprobs = raw_logprobs(select(given, asked), select(tokens, asked))
+        logprobs = raw_logprobs(select(given, with_logprobs), select(tokens, with_logprobs))
         return logits, torch.cat([tokens.double(), logprobs.flatten()])
 
     def _hidden(self, batch: Batch, output: ModelRunnerOutput) -> torch.Tensor:
@@ -313,9 +313,9 @@ def _add_tokens(
     tokens, logprobs = [int(number) for number in numbers[: len(given)]], numbers[len(given) :]
     for at, token in zip(places, tokens, strict=True):
         output.sampled[at] = max(0, token)
-    asked = [index for index, request in enumerate(inputs) if request.params.logprobs is not None]
-    for row, index in enumerate(asked):
-        width = len(logprobs) // len(asked)
+    with_logprobs = [index for index, request in enumerate(inputs) if request.params.logprobs is not None]
+    for row, index in enumerate(with_logprobs):
+        width = len(logprobs) // len(with_logprobs)
         part = logprobs[row * width : (row + 1) * width]
         output.logprobs[places[index]] = read_logprobs(
             part, tokens[index], inputs[index].params.logprobs or 0

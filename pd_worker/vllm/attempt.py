@@ -124,13 +124,13 @@ class Attempt:
 
     def _logprobs(self, choice: StreamChoice) -> list[RawLogprobs]:
         """One per token where the request asked for them."""
-        most = self._state.request.sampling.logprobs
-        if most is None:
+        maximum = self._state.request.sampling.logprobs
+        if maximum is None:
             return []
         content = (choice.logprobs and choice.logprobs.content) or []
         if len(content) != len(choice.token_ids or ()):
             raise EngineGarbage("tokens without their log-probabilities")
-        return [one.raw(most) for one in content]
+        return [one.raw(maximum) for one in content]
 
     def _append(self, token_id: int, logprobs: list[RawLogprobs], index: int) -> None:
         raw = logprobs[index] if logprobs else None

@@ -233,8 +233,8 @@ class Embeddings:
     async def _missing(self, plans: list[ItemPlan], verify: bool) -> dict[str, str]:
         suspects = plans
         if not verify:
-            found = await self._store.look_up([(plan.mm_hash, plan.namespace) for plan in plans])
-            suspects = [plan for plan, there in zip(plans, found, strict=True) if there is None]
+            infos = await self._store.look_up([(plan.mm_hash, plan.namespace) for plan in plans])
+            suspects = [plan for plan, there in zip(plans, infos, strict=True) if there is None]
         missing = {}
         for plan in suspects:
             async with self._reading:

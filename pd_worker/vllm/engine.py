@@ -27,7 +27,7 @@ from triptych.pd_worker.vllm.health import EngineHealth
 from triptych.pd_worker.vllm.http.client import VLLMClient
 from triptych.pd_worker.vllm.http.replies import EngineError
 from triptych.pd_worker.vllm.pooled import PooledCalls
-from triptych.pd_worker.vllm.run import BatchPlaces, EmbeddingRoom, PrefillShares, RequestRun, RunPorts
+from triptych.pd_worker.vllm.run import BatchPlaces, EmbeddingMemory, PrefillShares, RequestRun, RunPorts
 
 
 class EngineMetrics:
@@ -121,7 +121,7 @@ class VLLMEngine:
         self._metrics = metrics
         self._on_lost = on_lost
         self._outputs = OutputProcessor(max_model_len)
-        self._room = EmbeddingRoom(config.embedding_memory)
+        self._room = EmbeddingMemory(config.embedding_memory)
         self._prefills = PrefillShares()
         stream = StreamPorts(client, self._outputs, self._emit, health.note_progress, vocab_size)
         self._ports = RunPorts(

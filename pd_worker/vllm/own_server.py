@@ -39,7 +39,7 @@ def with_dtype(config: PDConfig) -> PDConfig:
     return replace(config, dtype=str(dtype).removeprefix("torch."))
 
 
-def server_words(config: PDConfig, port: int, store_file: str, total_memory: int) -> list[str]:
+def server_args(config: PDConfig, port: int, store_file: str, total_memory: int) -> list[str]:
     """The words after `vllm`. `store_file` has the store's address; `total_memory` is the GPU's, in bytes."""
     namespace = model_identity(
         Path(config.model), dtype=config.dtype, revision=config.model_revision, quantization="none"
@@ -56,24 +56,24 @@ def server_words(config: PDConfig, port: int, store_file: str, total_memory: int
         "ec_role": "ec_consumer",
         "ec_connector_extra_config": options,
     }
-    words = ["serve", config.model, "--host", "127.0.0.1", "--port", str(port), "--dtype", config.dtype]
+    args = ["serve", config.model, "--host", "127.0.0.1", "--port", str(port), "--dtype", config.dtype]
     path = Path(config.model)
-    words += ["--enable-scale-out", "--enable-mm-embeds", "--enable-prompt-tokens-details"]
-    words += pooling_flags(path, family_of(path).architecture)
+    args += ["--enable-scale-out", "--enable-mm-embeds", "--enable-prompt-tokens-details"]
+    args += pooling_flags(path, family_of(path).architecture)
     # This worker asks for its health twice a second.
-    words += ["--disable-uvicorn-access-log"]
-    words += ["--max-num-seqs", str(config.max_num_seqs), "--ec-transfer-config", json.dumps(transfer)]
+    args += ["--disable-uvicorn-access-log"]
+    args += ["--max-num-seqs", str(config.max_num_seqs), "--ec-transfer-config", json.dumps(transfer)]
     if config.max_model_len:
-        words += ["--max-model-len", str(config.max_model_len)]
+        args += ["--max-model-len", str(config.max_model_len)]
     if config.tensor_parallel > 1:
-        words += ["--tensor-parallel-size", str(config.tensor_parallel)]
+        args += ["--tensor-parallel-size", str(config.tensor_parallel)]
     if config.device_memory and total_memory:
-        words += ["--gpu-memory-utilization", f"{min(0.95, config.device_memory / total_memory):.3f}"]
+        args += ["--gpu-memory-utilization", f"{min(0.95, config.device_memory / total_memory):.3f}"]
     if config.kv_memory:
-        words += ["--kv-cache-memory-bytes", str(config.kv_memory)]
+        args += ["--kv-cache-memory-bytes", str(config.kv_memory)]
     if not config.prefix_caching:
-        words += ["--no-enable-prefix-caching"]
-    return words
+        args += ["--no-enable-prefix-caching"]
+    return args
 
 
 @asynccontextmanager
@@ -88,8 +88,8 @@ async def own_server(config: PDConfig, program: str, stop: asyncio.Event) -> Asy
         store_file.touch(mode=0o600)
         store_file.write_text(config.store, encoding="utf-8")
         port = _free_port()
-        words = server_words(config, port, str(store_file), _total_memory(config.device))
-        server = OwnServer([program, *words], config.device, port)
+        args = server_args(config, port, str(store_file), _total_memory(config.device))
+        server = OwnServer([program, *args], config.device, port)
         running = asyncio.create_task(server.run(stop), name="vLLM server")
         try:
             yield replace(config, engine_url=f"http://127.0.0.1:{port}")

@@ -31,7 +31,7 @@ class _Waiter:
     turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class EmbeddingRoom:
+class EmbeddingMemory:
     """Bytes that admitted requests' embeddings may take in the store until vLLM has loaded them."""
 
     def __init__(self, capacity: int) -> None:
@@ -107,7 +107,7 @@ class BatchPlaces:
     """Places of requests that are at work in vLLM, as many as --max-num-seqs."""
 
     def __init__(self, places: int) -> None:
-        self._room = EmbeddingRoom(places)
+        self._room = EmbeddingMemory(places)
         self._names = map(str, itertools.count())
 
     @asynccontextmanager
@@ -167,7 +167,7 @@ class RunPorts:
 
     stream: StreamPorts
     embeddings: Embeddings
-    room: EmbeddingRoom
+    room: EmbeddingMemory
     places: BatchPlaces
     prefills: PrefillShares
     alive: Callable[[], Awaitable[bool]]

@@ -76,11 +76,11 @@ class KeyTable:
     def find(self, key: bytes) -> Principal | None:
         """Whose key it is, in a time that depends neither on the key nor on its place in the table."""
         digest = hashlib.sha256(key).digest()
-        found: Principal | None = None
+        principal: Principal | None = None
         for entry in self._entries:
             if hmac.compare_digest(digest, entry.digest):
-                found = entry.principal
-        return found
+                principal = entry.principal
+        return principal
 
 
 def parse_key_lines(text: str, defaults: KeyLimits) -> list[KeyEntry]:
@@ -91,10 +91,10 @@ def parse_key_lines(text: str, defaults: KeyLimits) -> list[KeyEntry]:
     entries: list[KeyEntry] = []
     known: dict[str, Principal] = {}
     for number, line in enumerate(text.splitlines(), start=1):
-        words = line.partition("#")[0].split()
-        if not words:
+        fields = line.partition("#")[0].split()
+        if not fields:
             continue
-        entry = _entry(f"line {number}", words, defaults)
+        entry = _entry(f"line {number}", fields, defaults)
         principal = known.setdefault(entry.principal.id, entry.principal)
         if principal != entry.principal:
             raise ConfigError(f"line {number}: the lines of {principal.id} give different limits or options")
@@ -102,19 +102,19 @@ def parse_key_lines(text: str, defaults: KeyLimits) -> list[KeyEntry]:
     return entries
 
 
-def _entry(where: str, words: Sequence[str], defaults: KeyLimits) -> KeyEntry:
-    if not _NAME.fullmatch(words[0]):
+def _entry(where: str, fields: Sequence[str], defaults: KeyLimits) -> KeyEntry:
+    if not _NAME.fullmatch(fields[0]):
         raise ConfigError(f"{where}: a name has 1 to 64 letters, digits, '.', '_' or '-'")
-    match = _DIGEST.fullmatch(words[1]) if len(words) > 1 else None
+    match = _DIGEST.fullmatch(fields[1]) if len(fields) > 1 else None
     if match is None:
         raise ConfigError(
             f"{where}: write NAME sha256:<64 hex characters>, as `triptych key NAME` prints it; "
             "a key itself does not belong here"
         )
-    limits, options = defaults, words[2:]
+    limits, options = defaults, fields[2:]
     for word in options:
         limits = limits if word == OPERATOR else _with_limit(where, limits, word)
-    return KeyEntry(bytes.fromhex(match[1]), Principal(words[0], limits, OPERATOR in options))
+    return KeyEntry(bytes.fromhex(match[1]), Principal(fields[0], limits, OPERATOR in options))
 
 
 def _with_limit(where: str, limits: KeyLimits, word: str) -> KeyLimits:
@@ -201,8 +201,8 @@ class KeyRing:
     def find(self, key: bytes) -> Principal | None:
         """Whose key it is; None when it opens nothing."""
         self._look(LOOK_SECONDS)
-        if (found := self._table.find(key)) is not None:
-            return found
+        if (result := self._table.find(key)) is not None:
+            return result
         self._look(_MISS_SECONDS)
         return self._table.find(key)
 

@@ -332,21 +332,21 @@ class FormatBody(Protocol):
 
 def format_of(body: FormatBody) -> OutputFormat | None:
     """The form that the body names; None for plain text. InvalidRequest names the field."""
-    found: dict[str, OutputFormat] = {}
+    formats: dict[str, OutputFormat] = {}
     if body.response_format is not None and (form := response_format(body.response_format)):
-        found["response_format"] = form
+        formats["response_format"] = form
     if body.structured_outputs is not None and (form := structured_outputs(body.structured_outputs)):
-        found["structured_outputs"] = form
+        formats["structured_outputs"] = form
     if body.guided_json is not None:
-        found["guided_json"] = schema_format(body.guided_json, "guided_json")
+        formats["guided_json"] = schema_format(body.guided_json, "guided_json")
     if body.guided_regex is not None:
-        found["guided_regex"] = regex_format(body.guided_regex, "guided_regex")
+        formats["guided_regex"] = regex_format(body.guided_regex, "guided_regex")
     if body.guided_choice is not None:
-        found["guided_choice"] = choice_format(body.guided_choice, "guided_choice")
-    if len(found) > 1:
-        first, second, *_ = found
+        formats["guided_choice"] = choice_format(body.guided_choice, "guided_choice")
+    if len(formats) > 1:
+        first, second, *_ = formats
         raise InvalidRequest(f"{second} contradicts {first}: leave one of them out", param=second)
-    return next(iter(found.values()), None)
+    return next(iter(formats.values()), None)
 
 
 def response_format(form: ResponseFormat) -> OutputFormat | None:

@@ -419,13 +419,13 @@ class Walk:
         """The best job of all."""
         while self._heads:
             rank, index, queue = self._heads[0]
-            found = queue.first()
-            if found is None:
+            head = queue.first()
+            if head is None:
                 heapq.heappop(self._heads)
-            elif found[0] != rank:
-                heapq.heapreplace(self._heads, (found[0], index, queue))
+            elif head[0] != rank:
+                heapq.heapreplace(self._heads, (head[0], index, queue))
             else:
-                return found[1]
+                return head[1]
         return None
 
     def skip(self) -> None:

@@ -138,13 +138,13 @@ class Outstanding:
     @classmethod
     def of(cls, items: Iterable[tuple[int | None, bool]]) -> Outstanding:
         """Of each item its size, None while it is not known, and whether it waits."""
-        found = cls()
+        load = cls()
         for patches, waits in items:
-            found.items.add(1.0, patches)
-            found.waiting += waits
+            load.items.add(1.0, patches)
+            load.waiting += waits
             if patches is not None:
-                found.largest = max(found.largest or 0, patches)
-        return found
+                load.largest = max(load.largest or 0, patches)
+        return load
 
 
 class _Average:
@@ -416,9 +416,9 @@ def outstanding_prompts(prompts: Iterable[tuple[int | None, str]]) -> Outstandin
     busy = {""}
 
     def waits(address: str) -> bool:
-        found = address in busy
+        is_busy = address in busy
         busy.add(address)
-        return found
+        return is_busy
 
     return Outstanding.of((tokens, waits(address)) for tokens, address in prompts)
 

@@ -44,13 +44,13 @@ class VideoSplitter:
         for address in self._workers(key, namespace)[:_ASKED]:
             try:
                 async with asyncio.timeout(SPLIT_SECONDS):
-                    found = self._known[key] = await self._ask(address, video, namespace, salt)
+                    segments = self._known[key] = await self._ask(address, video, namespace, salt)
             except (aio.AioRpcError, TimeoutError) as error:
                 logger.info("encoder worker %s does not divide a video: %r", address, error)
                 continue
             if len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
-            return found
+            return segments
         return ()
 
     def _workers(self, key: str, namespace: str) -> list[str]:

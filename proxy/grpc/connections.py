@@ -46,7 +46,7 @@ class PortSocket:
 
 def sockets_of(port: int) -> list[PortSocket]:
     """The listening sockets and the connections of a local port. OSError where the system does not tell."""
-    found = []
+    sockets = []
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as netlink:
         netlink.settimeout(1.0)
         for family in (socket.AF_INET, socket.AF_INET6):
@@ -55,8 +55,8 @@ def sockets_of(port: int) -> list[PortSocket]:
             request += struct.pack("!H", port) + bytes(46)
             size = _HEAD.size + len(request)
             netlink.sendto(_HEAD.pack(size, _DIAG_BY_FAMILY, _DUMP, 1, 0) + request, (0, 0))
-            found += [one for data in _answers(netlink) if (one := _parsed(data, port)) is not None]
-    return found
+            sockets += [one for data in _answers(netlink) if (one := _parsed(data, port)) is not None]
+    return sockets
 
 
 def _answers(netlink: socket.socket) -> Iterator[bytes]:
@@ -166,20 +166,20 @@ class GrpcConnections:
         while True:
             callers, self._callers = self._callers, set()
             try:
-                found = await asyncio.to_thread(sockets_of, self.port)
-                await asyncio.to_thread(self._apply, *self.poll(found, callers))
+                sockets = await asyncio.to_thread(sockets_of, self.port)
+                await asyncio.to_thread(self._apply, *self.poll(sockets, callers))
             except OSError as error:
                 if not warned:
                     logger.warning("gRPC connections are not limited per client now: %s", error)
                 warned = True
             await asyncio.sleep(LOOK_SECONDS)
 
-    def poll(self, found: list[PortSocket], callers: set[str]) -> tuple[set[int], frozenset[str]]:
+    def poll(self, sockets: list[PortSocket], callers: set[str]) -> tuple[set[int], frozenset[str]]:
         """The connections to end, and the peers to block, for the sockets that there are now."""
         calling = {_split(peer) for peer in callers}
-        self._listeners = {one.inode for one in found if one.listening}
+        self._listeners = {one.inode for one in sockets if one.listening}
         # One without a number is not accepted yet.
-        connections = {one.inode: one for one in found if one.inode and not one.listening}
+        connections = {one.inode: one for one in sockets if one.inode and not one.listening}
         # A listing may miss one while others come and go.
         missed, self._missed = self._missed, self._holds.keys() - connections.keys()
         for inode in missed & self._missed:

@@ -105,9 +105,9 @@ class ConnectionLimits:
     head_seconds: float = 10.0
     #: Of a request's line and headers, beyond the first piece that the socket gives.
     head_bytes: int = 64 << 10
-    #: A body must bring, and a client that lets replies pile up must take, `least_bytes` in each such window.
+    #: A body must bring, and a client that lets replies pile up must take, `min_bytes` in each such window.
     window_seconds: float = 30.0
-    least_bytes: int = 16 << 10
+    min_bytes: int = 16 << 10
     #: In which a body must have arrived as a whole.
     body_seconds: float = 300.0
     sweep_seconds: float = 1.0
@@ -312,7 +312,7 @@ class LimitedConnection(HttpToolsProtocol):
         if self._unsent_since is not None:
             if now - self._unsent_since < self.limits.window_seconds:
                 return
-            if self.taken - self._taken < self.limits.least_bytes:
+            if self.taken - self._taken < self.limits.min_bytes:
                 self.transport.abort()
         self._unsent_since, self._taken = now, self.taken
 
@@ -321,7 +321,7 @@ class LimitedConnection(HttpToolsProtocol):
             self._tell(RequestTimeout(f"the request's body takes more than {self.limits.body_seconds:g} s"))
         if seconds < self.limits.window_seconds:
             return
-        late = self._arrived < self.limits.least_bytes and not self.flow.read_paused
+        late = self._arrived < self.limits.min_bytes and not self.flow.read_paused
         if late or self.cycle.response_complete:
             self._tell(RequestTimeout("the request's body comes too slowly"))
         self._body_since, self._arrived = self.loop.time(), 0

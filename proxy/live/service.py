@@ -286,14 +286,14 @@ class LiveEndpoints:
     async def record(self, request: Request) -> Response:
         """404 of what another tenant has sent, as of what nobody has; an operator finds both."""
         name = request.path_params["name"]
-        found = self._calls.find(principal_of(request.scope), name)
-        if found is None and sees_all(request.scope):
-            found = self._calls.find_any(name)
-        if found is None:
+        recorded = self._calls.find(principal_of(request.scope), name)
+        if recorded is None and sees_all(request.scope):
+            recorded = self._calls.find_any(name)
+        if recorded is None:
             return refusal(
                 NotFound("no request of yours of this id is in flight or among the last ones that have ended")
             )
-        body = _encode(waterfall(found, self._clock(), self._names))
+        body = _encode(waterfall(recorded, self._clock(), self._names))
         return Response(body, media_type=_JSON, headers=_NO_STORE)
 
 

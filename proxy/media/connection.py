@@ -153,14 +153,14 @@ class MediaConnections:
         host, port = url.raw_host or "", url.port or 0
         if port not in (80, 443) and port < 1024 and not self._rules.trusts_host(host):
             raise AddressRefused(f"port {port} is below 1024: --allow-media-hosts")
-        found = await self._resolve(host, port)
-        refused = [str(address) for address in found if not self._rules.allows(host, address)]
-        if refused or not found:
+        resolved = await self._resolve(host, port)
+        refused = [str(address) for address in resolved if not self._rules.allows(host, address)]
+        if refused or not resolved:
             raise AddressRefused(
                 f"{', '.join(refused[:4]) or 'no address'} is not public: "
                 "--allow-media-hosts, --allow-media-networks"
             )
-        return found
+        return resolved
 
     async def _resolve(self, host: str, port: int) -> tuple[Address, ...]:
         try:
@@ -170,13 +170,13 @@ class MediaConnections:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 look_up = partial(self._look_up, host, port)
-                found = await self._threads.run(HOLDER.get(), look_up)
+                entries = await self._threads.run(HOLDER.get(), look_up)
         except (OSError, UnicodeError) as error:  # OSError: also gaierror and TimeoutError
             again = isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
             if again or isinstance(error, TimeoutError):
                 raise NameUnanswered from None
             raise AddressRefused(f"its name does not resolve: {error}") from None
-        return tuple(dict.fromkeys(ipaddress.ip_address(entry[4][0]) for entry in found))
+        return tuple(dict.fromkeys(ipaddress.ip_address(entry[4][0]) for entry in entries))
 
     @asynccontextmanager
     async def get(self, url: URL) -> AsyncIterator[aiohttp.ClientResponse]:

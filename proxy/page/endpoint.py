@@ -103,10 +103,10 @@ class PageEndpoints:
         return _reply(request, self._files[INDEX])
 
     async def file(self, request: Request) -> Response:
-        found = self._files.get(request.path_params["name"])
-        if found is None:
+        static = self._files.get(request.path_params["name"])
+        if static is None:
             raise HTTPException(404)
-        return _reply(request, found)
+        return _reply(request, static)
 
 
 def _reply(request: Request, file: PageFile) -> Response:

@@ -26,7 +26,7 @@ from triptych.proxy.routing import CLEARING_TOKENS, MAX_LOSSES, PDLoad, PrefixAf
 from triptych.proxy.workers import KnownWorkers, Worker
 
 
-def least_tokens(call: ChatCall, item_tokens: Iterable[int], resume: ResumeState | None) -> int:
+def min_tokens(call: ChatCall, item_tokens: Iterable[int], resume: ResumeState | None) -> int:
     """The fewest tokens of prompt and output that a worker has to take.
 
     Text counts nothing: only PD workers have the tokenizer. `item_tokens`: placeholders of each item.
@@ -46,12 +46,12 @@ def takes(max_model_len: int, tokens: int) -> bool:
 
 def too_long(call: ChatCall, tokens: int, longest: int) -> ContextTooLong:
     """The error of a request of at least `tokens` that no worker takes; `longest` is the largest limit."""
-    asked = call.sampling.max_tokens
-    prompt = tokens - max(asked or 1, 1)
-    if asked is not None and prompt < longest:
+    max_tokens = call.sampling.max_tokens
+    prompt = tokens - max(max_tokens or 1, 1)
+    if max_tokens is not None and prompt < longest:
         return ContextTooLong(
-            f"max_tokens is {asked} and the prompt has at least {max(prompt, 1)} tokens, but the model takes "
-            f"{longest} with the output: ask for fewer",
+            f"max_tokens is {max_tokens} and the prompt has at least {max(prompt, 1)} tokens, but the model "
+            f"takes {longest} with the output: ask for fewer",
             param="max_tokens",
         )
     field = "messages" if call.prompt is None else call.prompt_param
@@ -178,18 +178,18 @@ class PDRouter:
         self._waiting[request.request_id] = (request, order)
         plans = [request.lifecycle.items[item.mm_hash].plan for item in request.content.items]
         items = [plan.length for plan in plans if plan is not None]
-        tokens = least_tokens(request.call, items, order.resume)
-        request.least_tokens = max(request.least_tokens, tokens)
+        tokens = min_tokens(request.call, items, order.resume)
+        request.min_tokens = max(request.min_tokens, tokens)
         self._refuse_too_long(request, order)
         self.pump()
 
     def _refuse_too_long(self, request: InFlightRequest, order: Submit) -> None:
         """Fails a new request that no known worker takes; one that was under way waits for such a worker."""
         limits = self._pool.max_model_lens(request.bound.model_key)
-        taken = not limits or any(takes(limit, request.least_tokens) for limit in limits)
+        taken = not limits or any(takes(limit, request.min_tokens) for limit in limits)
         if taken or order.resume is not None:
             return
-        error = too_long(request.call, request.least_tokens, max(limits))
+        error = too_long(request.call, request.min_tokens, max(limits))
         self._events.deliver(request.request_id, Refused(order.attempt, error))
 
     def withdraw(self, request: InFlightRequest) -> None:
@@ -341,7 +341,7 @@ class PDRouter:
             link = self._links.get(info.address)
             if link is None or not link.attached or link.set_aside or info.address in closed:
                 continue
-            if not takes(info.capacity.get("max_model_len", 0), request.least_tokens):
+            if not takes(info.capacity.get("max_model_len", 0), request.min_tokens):
                 continue
             if info.model_key == request.bound.model_key:
                 seqs = max(info.capacity.get("max_num_seqs", DEFAULT_SEQS), 1)
@@ -415,7 +415,7 @@ class PDRouter:
         limit = self._capacity(link).get("max_model_len", 0)
         if limit == 0 or max(self._pool.max_model_lens(request.bound.model_key)) <= limit:
             return False
-        request.least_tokens = max(request.least_tokens, limit + 1)
+        request.min_tokens = max(request.min_tokens, limit + 1)
         return True
 
     def _capacity(self, link: Link) -> Mapping[str, int]:

@@ -32,13 +32,13 @@ class OutputQueue:
     The reader is woken when `batch` outputs wait, and at the end of a choice. `memory` bounds what waits.
     """
 
-    __slots__ = ("_batch", "_error", "_items", "_memory", "_most", "_waiter")
+    __slots__ = ("_batch", "_error", "_items", "_memory", "_maximum", "_waiter")
 
     def __init__(self, batch: int = 1, memory: ReplyMemory | None = None) -> None:
         self._batch = batch
         self._memory = memory
         #: Outputs that may wait before they are measured.
-        self._most = memory.unmeasured if memory is not None else sys.maxsize
+        self._maximum = memory.unmeasured if memory is not None else sys.maxsize
         self._items: list[Output] = []
         self._error: RequestError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -54,8 +54,8 @@ class OutputQueue:
 
     def put(self, output: Output) -> None:
         self._items.append(output)
-        if len(self._items) > self._most and self._memory is not None:
-            self._most = self._memory.measure(self._items)
+        if len(self._items) > self._maximum and self._memory is not None:
+            self._maximum = self._memory.measure(self._items)
         if self._waiter is not None and (len(self._items) >= self._batch or isinstance(output, Done)):
             self._wake()
 
@@ -84,7 +84,7 @@ class OutputQueue:
         items, self._items = self._items, []
         if memory is not None and memory.counts:
             memory.taken(items)
-            self._most = memory.unmeasured
+            self._maximum = memory.unmeasured
         return items
 
     def _wake(self) -> None:
@@ -116,7 +116,7 @@ class InFlightRequest:
     #: PD workers that have just refused the request.
     refused_by: set[str] = field(default_factory=set)
     #: Fewest tokens of prompt and output that a PD worker has to take, as far as is known.
-    least_tokens: int = 0
+    min_tokens: int = 0
     #: When the store's look-up began, by the proxy's clock.
     looked_up: float = 0.0
     first_token: float | None = None

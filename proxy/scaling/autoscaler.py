@@ -32,7 +32,7 @@ from triptych.store.embedding_store import EmbeddingStore
 #: Part that the newest start has in what is expected.
 _NEWEST = 0.5
 #: Starts that are waited for, at most; and seconds after which one is not waited for any more.
-_MOST, _LONGEST = 1024, 3600.0
+_MAXIMUM, _LONGEST = 1024, 3600.0
 
 
 class ColdStarts:
@@ -40,13 +40,13 @@ class ColdStarts:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._asked: deque[float] = deque(maxlen=_MOST)
+        self._asked: deque[float] = deque(maxlen=_MAXIMUM)
         #: Kind of each worker that is registered, by incarnation; None until the first poll.
         self._known: dict[str, str] | None = None
 
     def asked(self, workers: int, now: float) -> None:
         """This many more workers are desired from now on."""
-        self._asked.extend(now for _ in range(min(workers, _MOST)))
+        self._asked.extend(now for _ in range(min(workers, _MAXIMUM)))
 
     def withdrawn(self) -> None:
         """No more workers are desired than there are."""
@@ -273,7 +273,7 @@ class Autoscaler:
             rules = None if self._draining else await watched.agreement.poll(self._board, now)
             if rules is None or state is None:
                 return in_force
-            self._metrics.workers_limit.labels(pool.name).set(rules.most)
+            self._metrics.workers_limit.labels(pool.name).set(rules.maximum)
             cold_start = watched.starts.expected(pool.kind)
             seen = Observation(now, demand, pool.groups(state.workers), cold_start)
             after, decision = decide(seen, state, rules)

@@ -113,29 +113,29 @@ def decide(
     active = awake or demand.kept is not None
     # The first item of an empty pool asks for a worker, whatever it is expected to cost.
     floor = 1 if awake and capacity.others <= 0.0 else 0
-    asked = max(need.workers, floor)
+    target = max(need.workers, floor)
     if need.workers > capacity.own and _start_failed(state, seen.cold_start):
-        asked += need.workers - capacity.own
+        target += need.workers - capacity.own
     # The reserve keeps workers; it asks for none.
     spare = min(_need(demand, rules, capacity, rules.reserve).workers, state.workers)
-    state = _remember(state, min(max(spare, asked), rules.most), rules)
+    state = _remember(state, min(max(spare, target), rules.maximum), rules)
     kept = max(state.needs[0][1], min(state.workers, demand.kept or 0))
-    workers, reason = _target(need, asked, kept, state, rules) if active else (rules.least, "idle")
-    needs = state.needs if active else ((state.elapsed, rules.least),)
+    workers, reason = _target(need, target, kept, state, rules) if active else (rules.minimum, "idle")
+    needs = state.needs if active else ((state.elapsed, rules.minimum),)
     after = replace(state, workers=workers, needs=needs, kept=needs[0][1] if awake else None)
     return after, ScalingDecision(workers, reason, active)
 
 
-def _target(need: _Need, asked: int, kept: int, state: ScalingState, rules: ScalingRules) -> tuple[int, str]:
+def _target(need: _Need, target: int, kept: int, state: ScalingState, rules: ScalingRules) -> tuple[int, str]:
     """The number of workers while there is demand or was some lately, and the word for it."""
-    workers = max(asked, kept, state.workers if need.panic else 0)
-    if workers > rules.most:
-        return rules.most, "max"
-    if workers < rules.least:
-        return rules.least, "min"
+    workers = max(target, kept, state.workers if need.panic else 0)
+    if workers > rules.maximum:
+        return rules.maximum, "max"
+    if workers < rules.minimum:
+        return rules.minimum, "min"
     if workers < state.workers:
         return workers, "consolidate"
-    if workers > asked:
+    if workers > target:
         return workers, "hold"
     if need.backlog > need.flow:
         return workers, "backlog"

@@ -105,14 +105,14 @@ def pd_demand(
 
 def total_demand(demands: Iterable[PoolDemand]) -> PoolDemand:
     """The demand of several proxies together."""
-    found = list(demands)
+    all_demands = list(demands)
     return PoolDemand(
-        math.fsum(one.backlog for one in found),
-        sum(one.waiting for one in found),
-        max((one.largest for one in found), default=0.0),
-        math.fsum(one.fast for one in found),
-        math.fsum(one.slow for one in found),
-        max((one.kept for one in found if one.kept is not None), default=None),
+        math.fsum(one.backlog for one in all_demands),
+        sum(one.waiting for one in all_demands),
+        max((one.largest for one in all_demands), default=0.0),
+        math.fsum(one.fast for one in all_demands),
+        math.fsum(one.slow for one in all_demands),
+        max((one.kept for one in all_demands if one.kept is not None), default=None),
     )
 
 
@@ -136,11 +136,14 @@ class ScaledPool:
 
     def groups(self, desired: int) -> list[WorkerGroup]:
         """Its workers by kind, where `desired` ones of the kind that it grows by should be there."""
-        found = self._ready()
-        ready = found.pop(self.kind, 0)
+        ready_by_kind = self._ready()
+        ready = ready_by_kind.pop(self.kind, 0)
         return [
             WorkerGroup(self.kind, ready, max(desired - ready, 0)),
-            *(WorkerGroup(kind, count, 0, self._speed(kind)) for kind, count in sorted(found.items())),
+            *(
+                WorkerGroup(kind, count, 0, self._speed(kind))
+                for kind, count in sorted(ready_by_kind.items())
+            ),
         ]
 
     def _speed(self, kind: str) -> float:
@@ -148,10 +151,10 @@ class ScaledPool:
 
     def _ready(self) -> Counter[str]:
         """Serving workers by kind. The pool grows by the kind with most, the first by name among equals."""
-        found = Counter(worker.info.kind for worker in self._workers.serving(self.name))
-        if found:
-            self.kind = min(found, key=lambda kind: (-found[kind], kind))
-        return found
+        ready_by_kind = Counter(worker.info.kind for worker in self._workers.serving(self.name))
+        if ready_by_kind:
+            self.kind = min(ready_by_kind, key=lambda kind: (-ready_by_kind[kind], kind))
+        return ready_by_kind
 
 
 class EncoderPool(ScaledPool):
@@ -194,8 +197,8 @@ class PDPool(ScaledPool):
     def _seqs(self, kind: str) -> int:
         """Sequences that a worker of the kind takes at once."""
         infos = [worker.info for worker in self._workers.serving(self.name)]
-        told = (info.capacity.get("max_num_seqs", DEFAULT_SEQS) for info in infos if info.kind == kind)
-        return max(max(told, default=DEFAULT_SEQS), 1)
+        reported = (info.capacity.get("max_num_seqs", DEFAULT_SEQS) for info in infos if info.kind == kind)
+        return max(max(reported, default=DEFAULT_SEQS), 1)
 
 
 #: Target seconds of a prompt at the PD workers, queueing included: as the default of --encoder-slo.

@@ -69,7 +69,7 @@ async def _post(session: aiohttp.ClientSession, url: str, body: bytes) -> Reply:
         return reply
 
 
-async def most(cluster: Cluster, name: str, done: asyncio.Event) -> float:
+async def maximum(cluster: Cluster, name: str, done: asyncio.Event) -> float:
     """The highest value of a gauge of the proxy that was seen until `done`."""
     highest = 0.0
     while not done.is_set():
@@ -93,7 +93,7 @@ async def test_five_hundred_at_once_are_answered_or_refused_and_the_queue_stays_
     numbers = [number % len(cases) for number in range(REQUESTS)]
     bodies = [body_of(cases[number], TOKENS, cache_salt="overload") for number in range(len(cases))]
     done = asyncio.Event()
-    watching = asyncio.create_task(most(shared_cluster, "triptych_requests_in_flight", done))
+    watching = asyncio.create_task(maximum(shared_cluster, "triptych_requests_in_flight", done))
     try:
         replies = await post_all(shared_cluster.url, (bodies[number] for number in numbers))
     finally:

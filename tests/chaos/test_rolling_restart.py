@@ -18,7 +18,7 @@ import openai
 import pytest
 
 from support.chaos.rest import assert_at_rest
-from support.chaos.soak import MOST_RETRIES, TOKENS, Clients
+from support.chaos.soak import MAX_RETRIES, TOKENS, Clients
 from support.data.oracle import OracleResult
 from support.data.traffic import Case, ask, expected, mixed_cases
 from support.processes.cluster import PATIENCE, Cluster, free_port, start_cluster, wait_for
@@ -50,7 +50,7 @@ class BalancedClients(Clients):
         salt: dict[str, Any] = (
             {"cache_salt": f"{self._choice.random()}"} if self._choice.random() < 0.5 else {}
         )
-        for _ in range(MOST_RETRIES):
+        for _ in range(MAX_RETRIES):
             try:
                 answer = await ask(self._choice.choice(self._urls), self._cases[number], TOKENS, **salt)
             except openai.APIStatusError as error:
@@ -69,7 +69,7 @@ class BalancedClients(Clients):
             else:
                 self._judge(number, answer.token_ids)
                 return
-        self.tally.lost.append(f"case {number}: refused {MOST_RETRIES} times")
+        self.tally.lost.append(f"case {number}: refused {MAX_RETRIES} times")
 
 
 @dataclass

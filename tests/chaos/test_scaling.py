@@ -58,7 +58,7 @@ def directions(found: Sequence[Change]) -> list[str]:
 
 
 TOKENS = 100
-MOST = 3
+MAXIMUM = 3
 #: An item sleeps so long in the tower: with 40 of them one encoder is far above --encoder-slo.
 TOWER_SECONDS = 0.4
 WORDS = ("--encoder-batch-patches", "1", "--encoder-slo", "4", "--scale-window", "3")
@@ -84,7 +84,7 @@ def scaled(
 ) -> Cluster:
     """A cluster whose encoders scale from none to MOST, and whose towers sleep."""
     environment = faults.sleeping(tower=tower, step=step)
-    cluster: Cluster = start("--encoders", f"0..{MOST}", *WORDS, *words, environment=environment)
+    cluster: Cluster = start("--encoders", f"0..{MAXIMUM}", *WORDS, *words, environment=environment)
     return cluster
 
 

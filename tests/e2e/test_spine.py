@@ -174,10 +174,10 @@ def spine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spine]:
 
 def _merged(ways: Iterator[list[str]]) -> dict[str, int]:
     """Most entries that any of the requests makes into each file."""
-    most: Counter[str] = Counter()
+    maximum: Counter[str] = Counter()
     for way in ways:
-        most |= Counter(file for file in way if not file.startswith(WATCHING))
-    return dict(most)
+        maximum |= Counter(file for file in way if not file.startswith(WATCHING))
+    return dict(maximum)
 
 
 def test_the_page_names_the_files_that_a_request_passes(spine: Spine) -> None:

@@ -137,15 +137,15 @@ def test_what_runs_between_two_replays_changes_neither(adapter: Adapter) -> None
     """Larger replays share its pool's memory, ordinary calls and others the device's."""
     made = graphs_of(adapter, poisoned=True)
     small, large = made.items[:1], made.items
-    least, most = min(made.graphs), max(made.graphs)
-    first = made.at(least, small)
+    minimum, maximum = min(made.graphs), max(made.graphs)
+    first = made.at(minimum, small)
     for _ in range(3):
-        assert_rows(made.at(most, large), made.eager(large), ROUNDING)
+        assert_rows(made.at(maximum, large), made.eager(large), ROUNDING)
         junk = torch.full((1 << 24,), torch.nan, device=DEVICE)
         del junk
         gc.collect()
         torch.cuda.empty_cache()
-        for rows, again in zip(first, made.at(least, small), strict=True):
+        for rows, again in zip(first, made.at(minimum, small), strict=True):
             assert torch.equal(rows, again)
 
 

@@ -13,7 +13,7 @@ from support.beats import NoTimer
 from support.probing import probe
 from support.processes.cluster import wait_for
 from support.waiting import until
-from triptych.base.engine_beat import LEAST_LIMIT, EngineBeat, Watchdog
+from triptych.base.engine_beat import MIN_LIMIT, EngineBeat, Watchdog
 from triptych.base.rpc.channels import make_channel, make_server
 from triptych.base.status_server import ServiceStatus, status_server
 from triptych.base.worker_process import Health, ProcessWatch
@@ -31,7 +31,7 @@ class Worker:
         self.server = make_server()
         self.health = Health(self.server)
         make = functools.partial(Watchdog, end=self.ends.put, timer=NoTimer())
-        self.watch = ProcessWatch(self.health, [self.beat], LEAST_LIMIT, make)
+        self.watch = ProcessWatch(self.health, [self.beat], MIN_LIMIT, make)
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:

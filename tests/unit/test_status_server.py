@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.request import RepetitionPenalty, Seed, Temperature, TopP, check_limits
 from triptych.base.status_server import (
-    MOST_CONNECTIONS,
+    MAX_CONNECTIONS,
     ProbeAnswer,
     ServicePhase,
     ServiceStatus,
@@ -89,7 +89,7 @@ def test_a_taken_port_is_a_config_error(page: StatusServer) -> None:
 
 
 def test_clients_that_never_finish_do_not_lock_a_probe_out(page: StatusServer) -> None:
-    silent = [socket.create_connection(("127.0.0.1", page.server_port)) for _ in range(2 * MOST_CONNECTIONS)]
+    silent = [socket.create_connection(("127.0.0.1", page.server_port)) for _ in range(2 * MAX_CONNECTIONS)]
     try:
         for sock in silent:
             sock.sendall(b"GET /health HTTP/1.1\r\nX-Slow: ")

@@ -12,7 +12,7 @@ import pytest
 from support.beats import NoTimer
 from triptych.base.engine_beat import (
     HANG_FACTOR,
-    LEAST_LIMIT,
+    MIN_LIMIT,
     SLOW_FACTOR,
     EngineBeat,
     Life,
@@ -176,12 +176,12 @@ def test_the_timer_against_hangs_that_hold_the_interpreter_is_wound_up_and_stopp
     assert timer.stops == 1
 
 
-@pytest.mark.parametrize("seconds", [0.1, LEAST_LIMIT - 0.1, -1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("seconds", [0.1, MIN_LIMIT - 0.1, -1.0, float("inf"), float("nan")])
 def test_a_limit_that_an_engine_at_rest_would_pass_is_refused(seconds):
     with pytest.raises(ConfigError, match="--stall-timeout"):
         check_stall_timeout(seconds)
 
 
-@pytest.mark.parametrize("seconds", [0.0, LEAST_LIMIT, 60.0])
+@pytest.mark.parametrize("seconds", [0.0, MIN_LIMIT, 60.0])
 def test_other_limits_are_taken(seconds):
     check_stall_timeout(seconds)

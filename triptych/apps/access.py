@@ -151,10 +151,10 @@ def rules(grants: Iterable[Grant]) -> list[str]:
     for command, patterns in touched.items():
         commands.setdefault(frozenset(patterns), []).append(command)
     keyless = frozenset({""})
-    found = [f"+{command}" for command in sorted(commands.pop(keyless, []))]
-    return found + sorted(_selector(patterns, names) for patterns, names in commands.items())
+    selectors = [f"+{command}" for command in sorted(commands.pop(keyless, []))]
+    return selectors + sorted(_selector(patterns, names) for patterns, names in commands.items())
 
 
 def _selector(patterns: _Keys, commands: Iterable[str]) -> str:
-    words = [*(f"~{pattern}" for pattern in sorted(patterns)), *(f"+{name}" for name in sorted(commands))]
-    return f"({' '.join(words)})"
+    parts = [*(f"~{pattern}" for pattern in sorted(patterns)), *(f"+{name}" for name in sorted(commands))]
+    return f"({' '.join(parts)})"

@@ -193,15 +193,15 @@ ENGINE_EXIT = 70
 #: stopped from outside, or frozen, hangs too: it has longer.
 HANG_FACTOR = 2.0
 #: Engines sleep for up to a second, and health follows at half of the limit.
-LEAST_LIMIT = 4.0
+MIN_LIMIT = 4.0
 _LONGEST_INTERVAL = 1.0
 
 
 def check_stall_timeout(seconds: float) -> None:
     """ConfigError for a limit that an engine at rest would pass."""
-    if seconds and not LEAST_LIMIT <= seconds < math.inf:
+    if seconds and not MIN_LIMIT <= seconds < math.inf:
         raise ConfigError(
-            f"--stall-timeout {seconds:g} must be {LEAST_LIMIT:g} seconds or more, or 0 for no limit"
+            f"--stall-timeout {seconds:g} must be {MIN_LIMIT:g} seconds or more, or 0 for no limit"
         )
 
 

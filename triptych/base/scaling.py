@@ -15,18 +15,20 @@ class ScalingRules:
     for `window` seconds for demand that is larger by the share `reserve`.
     """
 
-    least: int
-    most: int
+    minimum: int
+    maximum: int
     slo: float
     utilization: float = 0.7
     window: float = 60.0
     reserve: float = 0.25
 
     def __post_init__(self) -> None:
-        if self.least < 0:
-            raise ValueError(f"least is {self.least}: it must be 0 or more")
-        if self.most < max(self.least, 1):
-            raise ValueError(f"most is {self.most} and least is {self.least}: most must be >= least and >= 1")
+        if self.minimum < 0:
+            raise ValueError(f"minimum is {self.minimum}: it must be 0 or more")
+        if self.maximum < max(self.minimum, 1):
+            raise ValueError(
+                f"maximum is {self.maximum} and minimum is {self.minimum}: most must be >= minimum and >= 1"
+            )
         for name, value, low, high in (
             ("slo", self.slo, 0.0, math.inf),
             ("utilization", self.utilization, 0.0, 1.0),

@@ -91,7 +91,7 @@ class ServiceStatus:
 
 
 #: Open connections; one more closes the oldest, so that clients that never finish cannot lock a probe out.
-MOST_CONNECTIONS = 32
+MAX_CONNECTIONS = 32
 #: Seconds for which a connection may neither send nor take anything.
 IDLE_SECONDS = 10.0
 
@@ -125,7 +125,7 @@ class StatusServer(socketserver.ThreadingMixIn, HTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._guard:
-            if len(self._open) >= MOST_CONNECTIONS:
+            if len(self._open) >= MAX_CONNECTIONS:
                 oldest = self._open.pop(next(iter(self._open)))
                 with contextlib.suppress(OSError):
                     oldest.shutdown(socket.SHUT_RDWR)
@@ -204,5 +204,5 @@ def status_server(host: str, port: int, status: ServiceStatus) -> Iterator[Statu
 
 
 def _family(host: str, port: int) -> socket.AddressFamily:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    return found[0][0]
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return addresses[0][0]

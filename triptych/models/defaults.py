@@ -59,7 +59,7 @@ def _generation_defaults(path: Path) -> GenerationDefaults:
         top_k=int(_or(values.get("top_k"), 0)) if sampled else 0,
         min_p=float(_or(values.get("min_p"), 0.0)) if sampled else 0.0,
         repetition_penalty=float(_or(values.get("repetition_penalty"), 1.0)),
-        max_tokens=None if (most := values.get("max_new_tokens")) is None else int(most),
+        max_tokens=None if (maximum := values.get("max_new_tokens")) is None else int(maximum),
         extra={name: value for name, value in values.items() if name not in _KNOWN},
     )
 

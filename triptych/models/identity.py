@@ -211,9 +211,9 @@ def _sidecar(path: Path) -> Path:
 def _recall(sidecar: Path, stamps: list[list[str | int]]) -> str:
     """The digest noted for exactly these files; "" if none is, or none can be read."""
     try:
-        noted = json.loads(sidecar.read_text(encoding="utf-8"))
-        if noted["files"] == stamps and noted["layout"] == LAYOUT_VERSION:
-            return str(noted["digest"])
+        cached = json.loads(sidecar.read_text(encoding="utf-8"))
+        if cached["files"] == stamps and cached["layout"] == LAYOUT_VERSION:
+            return str(cached["digest"])
     except FileNotFoundError:
         return ""
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -140,9 +140,9 @@ class Leases:
         """Deletes leases that expired more than `older_than` seconds ago; returns their number."""
         dead = 0
         while True:
-            found = int(await self._control.script(COLLECT, KEYS, _milliseconds(older_than), _AT_ONCE))
-            dead += found
-            if found < _AT_ONCE:
+            collected = int(await self._control.script(COLLECT, KEYS, _milliseconds(older_than), _AT_ONCE))
+            dead += collected
+            if collected < _AT_ONCE:
                 return dead
 
 

@@ -21,7 +21,7 @@ WHOLE_REQUESTS = "whole_requests"
 #: The reasons of a Mismatch, which are labels of a metric.
 MISMATCHES = ("model", "model_key", "modality", "row_width", "namespace")
 _SHOWN = 12
-_MOST_NAMED = 4
+_MAX_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +84,16 @@ class PDModels:
     def _other_key(self, encoder: WorkerInfo) -> Mismatch:
         keys = self.keys_of.get(encoder.model)
         if not keys:
-            names = ", ".join(sorted(_plain(name, 80) for name in self.keys_of)[:_MOST_NAMED])
+            names = ", ".join(sorted(_plain(name, 80) for name in self.keys_of)[:_MAX_NAMED])
             return Mismatch(
                 "model",
                 f"no PD worker has a model of this name, there is {names}; it gets no jobs until one of its "
                 f"model key {_plain(encoder.model_key)} registers",
             )
-        found = ", ".join(_plain(key) for key in keys[:_MOST_NAMED])
+        known = ", ".join(_plain(key) for key in keys[:_MAX_NAMED])
         return Mismatch(
             "model_key",
-            f"its model key is {_plain(encoder.model_key)}, but its model is decoded with {found}; it gets "
+            f"its model key is {_plain(encoder.model_key)}, but its model is decoded with {known}; it gets "
             "no jobs until one of its key registers, as in a rolling update; else give both the same "
             "checkpoint, --model-revision, --dtype and --quantization",
         )
@@ -101,12 +101,12 @@ class PDModels:
 
 def described(encoder: WorkerInfo) -> str:
     """The encoder worker as a log line names it."""
-    namespaces = ", ".join(_plain(name) for name in encoder.namespaces[:_MOST_NAMED]) or "none"
+    namespaces = ", ".join(_plain(name) for name in encoder.namespaces[:_MAX_NAMED]) or "none"
     return (
         f"encoder worker {_plain(encoder.address, 64)} ({_plain(encoder.model, 80)}, namespace {namespaces})"
     )
 
 
-def _plain(word: str, most: int = _SHOWN) -> str:
+def _plain(word: str, maximum: int = _SHOWN) -> str:
     """The word's beginning on one line, whatever a registration holds."""
-    return printable(word[:most])
+    return printable(word[:maximum])

@@ -140,7 +140,7 @@ class Registry:
 
         Its cost depends on the number of workers only if they have changed since `mark`.
         """
-        found = await self._control.script(
+        reply = await self._control.script(
             LOOK,
             [*WORKER_KEYS, keys.PROXIES, keys.EPOCH],
             proxy_id,
@@ -148,9 +148,9 @@ class Registry:
             uuid.uuid4().hex,
             mark,
         )
-        workers = _infos(found[3]) if len(found) > 3 else None
-        epoch = self._store.epoch_with(found[1].decode())
-        return RegistrySnapshot(found[0].decode(), epoch, int(found[2]), workers)
+        workers = _infos(reply[3]) if len(reply) > 3 else None
+        epoch = self._store.epoch_with(reply[1].decode())
+        return RegistrySnapshot(reply[0].decode(), epoch, int(reply[2]), workers)
 
     async def declare_proxy(self, proxy_id: str, term: float = TERM) -> None:
         """Declares a live proxy for `term` seconds."""
@@ -167,8 +167,8 @@ class Registry:
 
 
 def _infos(values: list[bytes]) -> list[WorkerInfo]:
-    found = (_unpack(value) for value in values)
-    return sorted((info for info in found if info is not None), key=lambda i: (i.pool, i.address))
+    infos = (_unpack(value) for value in values)
+    return sorted((info for info in infos if info is not None), key=lambda i: (i.pool, i.address))
 
 
 def _field(info: WorkerInfo) -> str:

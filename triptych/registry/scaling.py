@@ -21,7 +21,7 @@ from triptych.store.embedding_store import EmbeddingStore
 logger = logging.getLogger(__name__)
 
 #: Most workers and waiting items that an entry may name: more is no entry of ours.
-_MOST = 1_000_000_000
+_MAXIMUM = 1_000_000_000
 _LONGEST_REASON = 40
 #: Dead entries that one command deletes.
 _AT_ONCE = 1000
@@ -125,10 +125,10 @@ class ScalingBoard:
             PUBLISH, keys.demands(pool), proxy_id, _milliseconds(term), pack_demand(demand), _AT_ONCE
         )
         demands = [(value, unpack_demand(value)) for value in values]
-        for value, found in demands:
-            if found is None:
+        for value, unpacked in demands:
+            if unpacked is None:
                 self._warn(pool, value)
-        return [found for _, found in demands if found is not None]
+        return [unpacked for _, unpacked in demands if unpacked is not None]
 
     async def withdraw(self, proxy_id: str, pool: str) -> None:
         """The proxy has no demand any more. Idempotent."""
@@ -138,10 +138,10 @@ class ScalingBoard:
         """The decision in force; None where there is none: then the pool keeps the workers that it has."""
         value: bytes = await self._control.script(READ, DECISION_KEYS, pool)
         self._known[pool] = value
-        found = unpack_decision(value) if value else None
-        if value and found is None:
+        unpacked = unpack_decision(value) if value else None
+        if value and unpacked is None:
             self._warn(pool, value)
-        return found
+        return unpacked
 
     async def announce(self, pool: str, decision: ScalingDecision, term: float) -> bool:
         """Puts the decision in force for `term` seconds.
@@ -231,12 +231,12 @@ def unpack_rules(raw: bytes) -> ScalingRules | None:
     fields = _unpack(raw)
     if fields is None or len(fields) != 6:
         return None
-    least, most, *others = fields
+    minimum, maximum, *others = fields
     numbers = _numbers(*others)
-    if not _is_count(least) or not _is_count(most) or numbers is None:
+    if not _is_count(minimum) or not _is_count(maximum) or numbers is None:
         return None
     try:
-        return ScalingRules(least, most, *numbers)
+        return ScalingRules(minimum, maximum, *numbers)
     except ValueError:
         return None
 
@@ -248,7 +248,7 @@ def _numbers(*values: object) -> list[float] | None:
 
 
 def _is_count(value: object) -> TypeGuard[int]:
-    return type(value) is int and 0 <= value <= _MOST
+    return type(value) is int and 0 <= value <= _MAXIMUM
 
 
 def _unpack(raw: bytes) -> list[object] | None:

@@ -28,8 +28,8 @@ class BulkWriter:
         """An authenticated connection. OSError or BulkError if that fails."""
         writer = cls(await open_wire(address))
         try:
-            for words in address.greeting():
-                await writer._exchange([memoryview(command(*words))])
+            for args in address.greeting():
+                await writer._exchange([memoryview(command(*args))])
         except BulkRefused as error:
             said = address.without_password(error)
             raise BulkLost(f"the store refused the login: {said}", untouched=False) from None

@@ -165,8 +165,8 @@ class BulkReader(asyncio.BufferedProtocol):
             sock.close()
             raise
         try:
-            for words in address.greeting():
-                await reader._exchange(command(*words), None)
+            for args in address.greeting():
+                await reader._exchange(command(*args), None)
         except BulkRefused as error:
             said = address.without_password(error)
             raise BulkLost(f"the store refused the login: {said}", untouched=False) from None

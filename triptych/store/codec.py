@@ -178,9 +178,9 @@ def _header_and_padding(header: bytes, producer: bytes) -> tuple[bytes, bytes]:
     if producer and len(producer) == PRODUCER_BYTES:
         note = _PRODUCER_MARK + producer
         for form in _forms(header):
-            room = _padding_after(form)
-            if room >= len(note) and _PREFIX.size + len(form) + room <= HEAD_BYTES:
-                return form, note.ljust(room, b"\0")
+            padding = _padding_after(form)
+            if padding >= len(note) and _PREFIX.size + len(form) + padding <= HEAD_BYTES:
+                return form, note.ljust(padding, b"\0")
     return header, bytes(_padding_after(header))
 
 

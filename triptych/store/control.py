@@ -43,9 +43,9 @@ class Commands(ABC):
         StoreUnavailable when one has none in time, or it is an error.
         """
 
-    async def execute(self, *words: EncodableT) -> Any:
+    async def execute(self, *args: EncodableT) -> Any:
         """One command's reply. StoreUnavailable when there is none in time, or it is an error."""
-        return (await self.execute_all([words]))[0]
+        return (await self.execute_all([args]))[0]
 
     async def script(self, text: str, keys: Sequence[str], *args: EncodableT) -> Any:
         """One script's reply; the server caches compiled scripts."""
@@ -101,8 +101,8 @@ class Control(Commands):
     async def replies(self, commands: Sequence[Sequence[EncodableT]]) -> list[Any]:
         """As `execute_all`, but with a ResponseError in the place of an error reply."""
         pipeline = self._redis.pipeline(transaction=False)
-        for words in commands:
-            pipeline.execute_command(*words)
+        for args in commands:
+            pipeline.execute_command(*args)
         task = asyncio.current_task()
         cancels = task.cancelling() if task is not None else 0
         try:

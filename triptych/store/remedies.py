@@ -69,8 +69,8 @@ def with_remedy(error: object) -> str:
     """The error's text and, after a colon, what helps against it, where that is known."""
     text = str(error)
     lowered = text.lower().replace("_", " ")
-    found = (remedy for words, remedy in _REMEDIES if words in lowered)
-    return next((f"{text.rstrip('.')}: {remedy}" for remedy in found), text)
+    remedies = (remedy for pattern, remedy in _REMEDIES if pattern in lowered)
+    return next((f"{text.rstrip('.')}: {remedy}" for remedy in remedies), text)
 
 
 def is_denied(error: object) -> bool:
@@ -84,7 +84,7 @@ def with_first_remedy(error: object, tls: StoreTls | None) -> str:
     A server that refuses a client's certificate often resets the connection before the client has read why.
     """
     text = with_remedy(error)
-    if text != str(error) or not any(words in text.lower() for words in _SILENT):
+    if text != str(error) or not any(pattern in text.lower() for pattern in _SILENT):
         return text
     if tls is None:
         return f"{text} (at its TLS port, write rediss://)"

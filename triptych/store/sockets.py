@@ -120,10 +120,10 @@ def with_tls_files(url: str, files: StoreTls) -> str:
 
 def _tls(parts: SplitResult) -> StoreTls:
     """The files that the URL's query names."""
-    found = parse_qs(parts.query)
-    if not found.keys() <= set(_TLS_NAMES.values()):
+    options = parse_qs(parts.query)
+    if not options.keys() <= set(_TLS_NAMES.values()):
         raise ConfigError(f"--store may have {', '.join(_TLS_NAMES.values())} in its query, and nothing else")
-    return StoreTls(**{each: found[name][0] for each, name in _TLS_NAMES.items() if name in found})
+    return StoreTls(**{each: options[name][0] for each, name in _TLS_NAMES.items() if name in options})
 
 
 def redacted(url: str) -> str:
@@ -157,10 +157,10 @@ def _db(text: str) -> int:
     return int(text)
 
 
-def command(*words: str | bytes) -> bytes:
+def command(*args: str | bytes) -> bytes:
     """A command encoded in RESP."""
-    frames = [b"*%d\r\n" % len(words)]
-    for word in words:
+    frames = [b"*%d\r\n" % len(args)]
+    for word in args:
         raw = word.encode() if isinstance(word, str) else word
         frames.append(b"$%d\r\n%s\r\n" % (len(raw), raw))
     return b"".join(frames)

@@ -59,7 +59,7 @@ def read_azure_csv(path: Path, speed: float = 1.0, seed: int = 0) -> list[tuple[
     No two pictures are the same: the trace does not tell. Tokens of pictures are taken off the input's.
     ConfigError names the line.
     """
-    found: list[tuple[float, PlannedRequest]] = []
+    result: list[tuple[float, PlannedRequest]] = []
     start: datetime.datetime | None = None
     try:
         lines = path.read_text().splitlines()
@@ -74,10 +74,10 @@ def read_azure_csv(path: Path, speed: float = 1.0, seed: int = 0) -> list[tuple[
         except (KeyError, TypeError, ValueError) as error:
             columns = ",".join(("TIMESTAMP", *_NUMBERS))
             raise ConfigError(f"--trace {path} line {number}: {error}; its columns are {columns}") from None
-        found.append((seconds, _request(seed * 1_000_003 + number, images, tokens, output)))
-    if not found:
+        result.append((seconds, _request(seed * 1_000_003 + number, images, tokens, output)))
+    if not result:
         raise ConfigError(f"--trace {path} holds no request")
-    return sorted(found, key=lambda pair: pair[0])
+    return sorted(result, key=lambda pair: pair[0])
 
 
 def _request(seed: int, images: int, tokens: int, output: int) -> PlannedRequest:

@@ -178,8 +178,8 @@ class StreamedReply:
 
     def stages(self) -> dict[str, float]:
         """Seconds by stage, as far as the server reports them."""
-        found = self.timings
-        return {name: float(found[name]) for name in STAGES if isinstance(found.get(name), int | float)}
+        result = self.timings
+        return {name: float(result[name]) for name in STAGES if isinstance(result.get(name), int | float)}
 
     def caches(self) -> tuple[str, ...]:
         """Where each picture's embedding came from, as far as the server reports it."""

@@ -158,8 +158,8 @@ def run_window(job: LoadJob, on_progress: Callable[[Progress], None] = lambda pr
 def _converse(process: subprocess.Popen[bytes], job: bytes, on_progress: Callable[[Progress], None]) -> str:
     """Gives the job, hands on every line of progress, waits for the end; what it wrote as errors."""
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-    found: list[bytes] = []
-    reader = threading.Thread(target=lambda: found.append(process.stderr.read()))  # type: ignore[union-attr]
+    result: list[bytes] = []
+    reader = threading.Thread(target=lambda: result.append(process.stderr.read()))  # type: ignore[union-attr]
     reader.start()
     # A generator that could not start gives its reason by exit code and standard error.
     with contextlib.suppress(BrokenPipeError):
@@ -169,4 +169,4 @@ def _converse(process: subprocess.Popen[bytes], job: bytes, on_progress: Callabl
         on_progress(msgspec.json.decode(line, type=Progress))
     process.wait()
     reader.join()
-    return b"".join(found).decode(errors="replace")
+    return b"".join(result).decode(errors="replace")

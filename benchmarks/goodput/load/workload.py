@@ -98,15 +98,15 @@ def plan_requests(load: Workload, count: int, seed: int) -> list[PlannedRequest]
 
 def _pictures(load: Workload, rng: random.Random, shown: Sequence[Picture], seed: int) -> tuple[Picture, ...]:
     count = rng.choices([c for c, _ in load.images], [weight for _, weight in load.images])[0]
-    found: list[Picture] = []
+    result: list[Picture] = []
     for _ in range(count):
         if shown and rng.random() < load.reuse:
-            found.append(rng.choice(shown))
+            result.append(rng.choice(shown))
             continue
         width, height, _ = rng.choices(load.sizes, [weight for *_, weight in load.sizes])[0]
         made = Picture((seed * 7_919 + rng.getrandbits(40)) % _SEED_SPACE, width, height, load.content)
-        found.append(made)
-    return tuple(found)
+        result.append(made)
+    return tuple(result)
 
 
 def _drawn(rng: random.Random, mean: int, spread: float, quantiles: Quantiles) -> int:
@@ -138,12 +138,12 @@ def parse_images(text: str) -> tuple[tuple[int, float], ...]:
 def parse_sizes(text: str) -> tuple[tuple[int, int, float], ...]:
     """ "640x640" or "320x320:0.7,1280x720:0.3": width x height, with weights."""
     try:
-        found = []
+        result = []
         for word in text.split(","):
             size, _, weight = word.partition(":")
             width, _, height = size.partition("x")
-            found.append((int(width), int(height or width), float(weight or 1)))
-        return tuple(found)
+            result.append((int(width), int(height or width), float(weight or 1)))
+        return tuple(result)
     except ValueError:
         raise ConfigError(f"--image-size {text!r}: write 640x640, or 320x320:0.7,1280x720:0.3") from None
 
@@ -175,7 +175,7 @@ def read_trace(path: Path, speed: float = 1.0, seed: int = 0) -> list[tuple[floa
     `speed` 2 replays twice as fast. ConfigError names the line.
     """
     decoder = msgspec.json.Decoder(_Line)
-    found = []
+    result = []
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -187,10 +187,10 @@ def read_trace(path: Path, speed: float = 1.0, seed: int = 0) -> list[tuple[floa
             entry = decoder.decode(line)
         except msgspec.DecodeError as error:
             raise ConfigError(f"--trace {path} line {number}: {error}") from error
-        found.append((entry.time / speed, _planned(entry, number, seed)))
-    if not found:
+        result.append((entry.time / speed, _planned(entry, number, seed)))
+    if not result:
         raise ConfigError(f"--trace {path} holds no request")
-    return sorted(found, key=lambda pair: pair[0])
+    return sorted(result, key=lambda pair: pair[0])
 
 
 def _planned(entry: _Line, number: int, seed: int) -> PlannedRequest:

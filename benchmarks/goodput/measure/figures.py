@@ -123,7 +123,7 @@ def _duration(records: Sequence[RequestRecord], measured: Sequence[RequestRecord
 
 
 #: More points would take a second of Python for their pairs.
-MOST_POINTS = 400
+MAX_POINTS = 400
 #: Standard deviations of the Mann-Kendall test, and the growth that matters, as a share of the limit.
 SURE = 3.0
 MATTERS = 0.2
@@ -141,7 +141,7 @@ class Drift:
 def drift_of(records: Sequence[RequestRecord], slo: Slo) -> Drift:
     """Of the completed requests in the order of their sending; without a TTFT limit, against the median."""
     done = sorted((r for r in records if r.ok and not r.warm_up), key=lambda r: r.sent)
-    done = done[:: math.ceil(len(done) / MOST_POINTS) or 1]
+    done = done[:: math.ceil(len(done) / MAX_POINTS) or 1]
     if len(done) < 8:
         return Drift(0.0, 0.0, False)
     points = [(record.sent, record.ttft) for record in done]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 #: A reference figure that moved by more between start and end of a search makes the search doubtful.
 DRIFT_LIMIT = 1.2
-MOST_STEPS_DOWN = 6
+MAX_STEPS_DOWN = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class _Search:
 
     def confirm(self, low: float, high: float) -> tuple[float, float]:
         """Further windows at the rate found; a rate that they vote down gives way to one a step below."""
-        for _ in range(MOST_STEPS_DOWN):
+        for _ in range(MAX_STEPS_DOWN):
             for _ in range(self._limits.confirmations):
                 self.window(low)
             if self.trials[low].sustained:

@@ -74,14 +74,14 @@ class Preset:
 
 
 def _matrix() -> dict[str, Preset]:
-    found = {}
+    result = {}
     for name, tokens in (("short", 400), ("long", 2000)):
         for images in (1, 2, 3, 4):
             load = Workload(tokens, 150, ((images, 1.0),), ((640, 640, 1.0),))
-            found[f"{name}-{images}"] = Preset(load, (4, 8, 12, 16, 20, 24), _PUBLISHED_SLO)
+            result[f"{name}-{images}"] = Preset(load, (4, 8, 12, 16, 20, 24), _PUBLISHED_SLO)
             twin = replace(load, text_tokens=tokens // 4, output_tokens=38, sizes=((320, 320, 1.0),))
-            found[f"small-{name}-{images}"] = Preset(twin, (1, 2, 4, 6), _TIGHT_SLO)
-    return found
+            result[f"small-{name}-{images}"] = Preset(twin, (1, 2, 4, 6), _TIGHT_SLO)
+    return result
 
 
 def _quarter(quantiles: Quantiles) -> Quantiles:

@@ -28,7 +28,7 @@ from triptych.goodput.measure.search import Verdict
 from triptych.goodput.measure.slo import Slo
 
 #: A window below this says nothing of a P99.
-_LEAST_REQUESTS = 5
+_MIN_REQUESTS = 5
 #: The warm-up's arrivals differ from those of every measured window.
 _WARM_UP_SEED = 1 << 40
 
@@ -99,7 +99,7 @@ def _counts(settings: RunSettings) -> tuple[int, int]:
         return settings.concurrency, settings.requests or max(10 * settings.concurrency, 20)
     warm_up = round(settings.arrivals.rate * settings.warm_up)
     measured = settings.requests or round(mean_rate(settings.arrivals) * settings.seconds)
-    return warm_up, max(measured, _LEAST_REQUESTS)
+    return warm_up, max(measured, _MIN_REQUESTS)
 
 
 def _times(settings: RunSettings, warm_up: int, measured: int, seed: int) -> list[float]:
@@ -133,17 +133,17 @@ class MeasuredWindow:
     @property
     def doubts(self) -> tuple[str, ...]:
         """Why these figures may say less of the server than they seem to; empty when there is no reason."""
-        found = []
+        result = []
         late = self.figures.lateness.percentiles[2]
         if late > LATE_SECONDS:
-            found.append(f"sent {late * 1000:.1f} ms late at P99")
+            result.append(f"sent {late * 1000:.1f} ms late at P99")
         if self.report.cpu_share > BUSY_SHARE:
-            found.append(f"the generator took {self.report.cpu_share:.0%} of its core")
+            result.append(f"the generator took {self.report.cpu_share:.0%} of its core")
         if self.figures.sent < FEW_REQUESTS:
-            found.append(f"P99 of {self.figures.sent} requests is the slowest of them")
+            result.append(f"P99 of {self.figures.sent} requests is the slowest of them")
         if any(record.counted_by == "chunks" for record in self.report.records if record.ok):
-            found.append("tokens counted by chunks: the server reports no usage")
-        return tuple(found)
+            result.append("tokens counted by chunks: the server reports no usage")
+        return tuple(result)
 
 
 def measure(
@@ -188,14 +188,14 @@ class QueueSample:
 
 def depths_of(pages: Sequence[str]) -> dict[str, float]:
     """The sums of known gauges over several /metrics pages."""
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for page in pages:
         for family in text_string_to_metric_families(page):
             for sample in family.samples:
                 if sample.name in GAUGES:
                     name = GAUGES[sample.name]
-                    found[name] = found.get(name, 0.0) + sample.value
-    return found
+                    result[name] = result.get(name, 0.0) + sample.value
+    return result
 
 
 class QueueSampler:

@@ -77,12 +77,12 @@ def ratio(
 
 def compare_windows(a: Sequence[JsonObject], b: Sequence[JsonObject], *, paired: bool = False) -> list[Ratio]:
     """Every metric that all of the windows have."""
-    found = []
+    result = []
     for metric in COMPARED:
         first, second = ([window.get(metric) for window in windows] for windows in (a, b))
         if all(isinstance(value, int | float) for value in (*first, *second)):
-            found.append(ratio(metric, first, second, paired=paired))  # type: ignore[arg-type]
-    return found
+            result.append(ratio(metric, first, second, paired=paired))  # type: ignore[arg-type]
+    return result
 
 
 def compare_results(a: JsonObject, b: JsonObject) -> dict[str, list[Ratio]]:
@@ -93,12 +93,12 @@ def compare_results(a: JsonObject, b: JsonObject) -> dict[str, list[Ratio]]:
 
 def compare_searches(a: JsonObject, b: JsonObject) -> Ratio | None:
     """Definition (c) of B over A; the range is what the two brackets allow. None without two found rates."""
-    first, second = (found["search"] for found in (a, b))
+    first, second = (result["search"] for result in (a, b))
     if not first or not second or not first["max_request_goodput"] or not second["max_request_goodput"]:
         return None
-    lows = [float(found["max_request_goodput"]) for found in (first, second)]
+    lows = [float(result["max_request_goodput"]) for result in (first, second)]
     # A search that never failed has no upper end.
-    highs = [float(found["lowest_failing_rate"] or math.inf) for found in (first, second)]
+    highs = [float(result["lowest_failing_rate"] or math.inf) for result in (first, second)]
     return Ratio(
         metric="max_request_goodput",
         a=lows[0],
@@ -111,25 +111,25 @@ def compare_searches(a: JsonObject, b: JsonObject) -> Ratio | None:
     )
 
 
-def by_label(found: JsonObject) -> dict[str, list[JsonObject]]:
+def by_label(result: JsonObject) -> dict[str, list[JsonObject]]:
     labels: dict[str, list[JsonObject]] = {}
-    for window in found["windows"]:
+    for window in result["windows"]:
         labels.setdefault(str(window["label"]), []).append(window)
     return labels
 
 
 def differences(a: JsonObject, b: JsonObject) -> list[str]:
     """What else differs between two results, so that their ratio is not read as one of servers."""
-    found = []
+    result = []
     for name in ("workload", "slo"):
         if a[name] != b[name]:
-            found.append(f"another {name}")
+            result.append(f"another {name}")
     for key in ("chip", "cores"):
         if a["machine"][key] != b["machine"][key]:
-            found.append(f"another {key}: {a['machine'][key]} and {b['machine'][key]}")
+            result.append(f"another {key}: {a['machine'][key]} and {b['machine'][key]}")
     for side, one in (("A", a), ("B", b)):
         if one["machine"]["loaded"]:
-            found.append(
+            result.append(
                 f"{side} was made on a loaded machine (load {one['machine']['load_before']:g} before)"
             )
-    return found
+    return result

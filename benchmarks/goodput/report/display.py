@@ -86,18 +86,18 @@ class Display:
             for doubt in window.doubts:
                 self.warn(f"{window.settings.label}: {doubt}")
 
-    def search(self, found: SearchResult) -> None:
-        if not found.rate:
-            self.say(f"Highest sustained rate (c): none; not even {found.failing:.3g} requests/s")
-        elif math.isinf(found.failing):
-            self.say(f"Highest sustained rate (c): at least {found.rate:.3g} requests/s, the highest tried")
+    def search(self, result: SearchResult) -> None:
+        if not result.rate:
+            self.say(f"Highest sustained rate (c): none; not even {result.failing:.3g} requests/s")
+        elif math.isinf(result.failing):
+            self.say(f"Highest sustained rate (c): at least {result.rate:.3g} requests/s, the highest tried")
         else:
             self.say(
-                f"Highest sustained rate (c): {found.rate:.3g} requests/s "
-                f"({found.votes[0]} of {found.votes[1]} windows; {found.failing:.3g} is too much)"
+                f"Highest sustained rate (c): {result.rate:.3g} requests/s "
+                f"({result.votes[0]} of {result.votes[1]} windows; {result.failing:.3g} is too much)"
             )
-        if found.drifted:
-            self.warn(f"at the end the first sustained rate took {found.drift:.2f} times its time")
+        if result.drifted:
+            self.warn(f"at the end the first sustained rate took {result.drift:.2f} times its time")
 
     def machine(self, machine: Machine) -> None:
         self.say(
@@ -155,10 +155,10 @@ def _counts(window: MeasuredWindow) -> tuple[str, ...]:
     )
 
 
-def summary_of(found: JsonObject) -> str:
+def summary_of(result: JsonObject) -> str:
     """One line of what a result file holds."""
-    machine = found["machine"]
+    machine = result["machine"]
     return (
-        f"{found['name'] or found['target']['url']}: {found['workload']['name']}, "
-        f"{len(found['windows'])} windows, {found['date']}, commit {machine['commit'] or 'unknown'}"
+        f"{result['name'] or result['target']['url']}: {result['workload']['name']}, "
+        f"{len(result['windows'])} windows, {result['date']}, commit {machine['commit'] or 'unknown'}"
     )

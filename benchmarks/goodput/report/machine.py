@@ -62,13 +62,13 @@ def describe(load_before: float) -> Machine:
 def _versions() -> dict[str, str]:
     from triptych import __version__
 
-    found = {"triptych": __version__, "python": platform.python_version()}
+    result = {"triptych": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            result[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return result
 
 
 def commit(folder: Path = _HERE) -> str:

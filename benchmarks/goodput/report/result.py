@@ -92,7 +92,7 @@ def window_fields(window: MeasuredWindow) -> JsonObject:
 def scalar_fields(figures: WindowFigures) -> JsonObject:
     """The numbers of a window, vLLM's first."""
     tokens = figures.prompt_tokens + figures.output_tokens
-    found: JsonObject = {
+    result: JsonObject = {
         "duration": figures.duration,
         "completed": figures.completed,
         "failed": figures.failed,
@@ -104,13 +104,13 @@ def scalar_fields(figures: WindowFigures) -> JsonObject:
         "total_token_throughput": tokens / figures.duration,
     }
     for name, spread in figures.spreads.items():
-        found[f"mean_{name}_ms"] = spread.mean * 1000
-        found[f"median_{name}_ms"] = spread.median * 1000
-        found[f"std_{name}_ms"] = spread.std * 1000
+        result[f"mean_{name}_ms"] = spread.mean * 1000
+        result[f"median_{name}_ms"] = spread.median * 1000
+        result[f"std_{name}_ms"] = spread.std * 1000
         for rank, value in zip(PERCENTILES, spread.percentiles, strict=True):
-            found[f"p{rank}_{name}_ms"] = value * 1000
+            result[f"p{rank}_{name}_ms"] = value * 1000
     late = figures.lateness.percentiles
-    return found | {
+    return result | {
         "good": figures.good,
         "slo_attainment": figures.attainment,
         **{f"slo_attainment_{name}": share for name, share in figures.attainments.items()},
@@ -127,14 +127,14 @@ def kind_fields(measured: Sequence[RequestRecord], slo: Slo) -> dict[str, JsonOb
     }
     if not all(kinds.values()):
         return {}
-    found: dict[str, JsonObject] = {}
+    result: dict[str, JsonObject] = {}
     for kind, records in kinds.items():
         figures = summarise(records, slo)
         fields = scalar_fields(figures)
-        found[kind] = {"num_prompts": figures.sent, "failed": figures.failed} | {
+        result[kind] = {"num_prompts": figures.sent, "failed": figures.failed} | {
             name: value for name, value in fields.items() if name.endswith("_ms") or name.startswith("slo_")
         }
-    return found
+    return result
 
 
 def search_fields(search: SearchResult) -> JsonObject:
@@ -152,9 +152,9 @@ def search_fields(search: SearchResult) -> JsonObject:
     }
 
 
-def write_json(path: Path, found: JsonObject) -> None:
+def write_json(path: Path, result: JsonObject) -> None:
     """NaN and infinity become null, as JSON wants it."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(_finite(found)), indent=1) + b"\n")
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(_finite(result)), indent=1) + b"\n")
 
 
 def _finite(value: Any) -> Any:
@@ -167,11 +167,11 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def write_csv(path: Path, found: JsonObject) -> None:
+def write_csv(path: Path, result: JsonObject) -> None:
     """A row per window, without the lists of single requests."""
     rows = [
         {key: value for key, value in window.items() if not isinstance(value, list | dict)}
-        for window in found["windows"]
+        for window in result["windows"]
     ]
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
@@ -182,11 +182,11 @@ def write_csv(path: Path, found: JsonObject) -> None:
 def read_result(path: Path, form: str = FORMAT, origin: str = "`triptych bench goodput`") -> JsonObject:
     """ConfigError for what is no result of this `form` and `origin`."""
     try:
-        found = msgspec.json.decode(path.read_bytes())
+        result = msgspec.json.decode(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(found, dict) or found.get("format") != form:
+    if not isinstance(result, dict) or result.get("format") != form:
         raise ConfigError(f"{path} is no result of {origin} ({form})")
-    return found
+    return result

@@ -23,7 +23,7 @@ from triptych.simulator.run import NOT_MODELLED
 
 FORMAT = "triptych-plan/1"
 #: Shapes up to so many devices are simulated before they are named; larger ones are named by their bound.
-MOST_SIMULATED, MOST_BOUGHT = 32, 4096
+MAX_SIMULATED, MAX_BOUGHT = 32, 4096
 #: Sizes that are tried before the last one is named as it is.
 _TRIES = 4
 SHARES, REUSES = (0.0, 0.5, 1.0), (0.0, 0.5, 0.9)
@@ -133,8 +133,8 @@ def fewest_workers(
     """
     asked = rate / of_bound
     needed = (asked / bounds.encoder, asked / bounds.pd_worker) if apart else (0.0, asked / bounds.replica)
-    if max(needed) > MOST_BOUGHT or sum(map(math.ceil, needed)) > MOST_BOUGHT:
-        raise ConfigError(f"--rate {rate:g} takes more than {MOST_BOUGHT} devices: split it")
+    if max(needed) > MAX_BOUGHT or sum(map(math.ceil, needed)) > MAX_BOUGHT:
+        raise ConfigError(f"--rate {rate:g} takes more than {MAX_BOUGHT} devices: split it")
     encoders, others = map(math.ceil, needed)
     while True:
         yield encoders, others
@@ -155,8 +155,8 @@ def purchase(trials: Trials, served: Served, rate: float, *, apart: bool) -> Pur
     for tried, counts in enumerate(fewest_workers(estimate(question), of_bound, rate, apart=apart), 1):
         bought = question.apart(*counts) if apart else colocated(counts[1])
         devices = question.devices_in(bought)
-        confirmed = devices <= MOST_SIMULATED and trials.window(bought, question.workload, rate).sustained
-        if confirmed or devices >= MOST_SIMULATED or tried == _TRIES:
+        confirmed = devices <= MAX_SIMULATED and trials.window(bought, question.workload, rate).sustained
+        if confirmed or devices >= MAX_SIMULATED or tried == _TRIES:
             break
     return Purchase(bought, devices, rate, confirmed, cost_per_million(question.hourly(bought), rate))
 
@@ -196,7 +196,7 @@ def sensitivity_points(trials: Trials, ratios: Ratios) -> tuple[SensitivityPoint
         start = served.of_bound * bounds.of(served.shape)
         return trials.highest(served.shape, load, start, 0, COARSE) if start else 0.0
 
-    found = []
+    result = []
     for kind, value, load, given in points(trials.question.workload):
         bounds = estimate(trials.question, load)
         # An answer for texts alone has no encoder, and would fail at the first picture.
@@ -206,8 +206,8 @@ def sensitivity_points(trials: Trials, ratios: Ratios) -> tuple[SensitivityPoint
             for one in (ratios.best, ratios.replicas)
         ]  # fmt: skip
         best = max(ratios.apart, key=lambda served, bounds=bounds: bounds.of(served.shape)).name  # type: ignore[misc]
-        found.append(SensitivityPoint(kind, value, both[0], both[1], best, given))
-    return tuple(found)
+        result.append(SensitivityPoint(kind, value, both[0], both[1], best, given))
+    return tuple(result)
 
 
 def document(plan: CapacityPlan) -> dict[str, object]:

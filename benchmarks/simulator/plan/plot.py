@@ -15,7 +15,7 @@ from triptych.simulator.plan.tables import PARTS
 
 APART, REPLICAS = COLOURS[0], COLOURS[1]
 #: Ratios that are drawn: with more, the best ones.
-_MOST_BARS = 9
+_MAX_BARS = 9
 
 
 def save(plan: CapacityPlan, path: Path) -> None:
@@ -35,7 +35,7 @@ def save(plan: CapacityPlan, path: Path) -> None:
 
 def _shapes(axis: Axes, plan: CapacityPlan) -> None:
     ratios = plan.ratios
-    drawn = sorted(ratios.apart, key=lambda served: served.bound, reverse=True)[:_MOST_BARS]
+    drawn = sorted(ratios.apart, key=lambda served: served.bound, reverse=True)[:_MAX_BARS]
     bars = [served for served in ratios.all if served in drawn or served not in ratios.apart]
     for place, served in enumerate(bars):
         colour = APART if served in drawn else REPLICAS

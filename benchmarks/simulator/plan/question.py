@@ -99,18 +99,18 @@ def parse_prices(text: str, names: tuple[str, ...]) -> dict[str, float]:
 
     ConfigError for what is neither, for a device that is not planned with, and for one left out.
     """
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for word in text.split(",") if text else ():
         name, _, price = word.rpartition("=")
         try:
-            found |= dict.fromkeys((name.strip().lower(),) if name else names, float(price))
+            result |= dict.fromkeys((name.strip().lower(),) if name else names, float(price))
         except ValueError:
             raise ConfigError(f"--price {text!r}: write 1.5, or a100=1.5,b60=0.4 per device") from None
-    if unknown := found.keys() - set(names):
+    if unknown := result.keys() - set(names):
         raise ConfigError(f"--price names {', '.join(sorted(unknown))}, but devices are {', '.join(names)}")
-    if text and (missing := set(names) - found.keys()):
+    if text and (missing := set(names) - result.keys()):
         raise ConfigError(f"--price {text!r} leaves out {', '.join(sorted(missing))}: give each a price")
-    return found
+    return result
 
 
 def read_device(
@@ -185,12 +185,12 @@ def check_question(question: Question) -> None:
         raise ConfigError('--slo is empty: say what a sustained rate keeps to, like "ttft:2000 tpot:50"')
     if question.encoder_device is not None:
         _check_unequal(question)
-    least = 1 + question.device.ranks
+    minimum = 1 + question.device.ranks
     if question.budget:
         _check_budget(question)
-    elif not least <= question.devices <= MAX_DEVICES:
+    elif not minimum <= question.devices <= MAX_DEVICES:
         raise ConfigError(
-            f"--devices {question.devices} must be between {least}, a worker for each pool, and "
+            f"--devices {question.devices} must be between {minimum}, a worker for each pool, and "
             f"{MAX_DEVICES}; use --scale for more"
         )
     if question.repeats < 1:
@@ -212,13 +212,13 @@ def _check_unequal(question: Question) -> None:
 
 
 def _check_budget(question: Question) -> None:
-    budget, least = question.budget, question.hourly(question.apart(1, 1))
-    if least is None:
+    budget, minimum = question.budget, question.hourly(question.apart(1, 1))
+    if minimum is None:
         raise ConfigError("--budget needs --price: what each device costs per hour")
-    if not least <= budget < math.inf:
-        raise ConfigError(f"--budget {budget:g}: one encoder and one PD worker cost {least:g} per hour")
+    if not minimum <= budget < math.inf:
+        raise ConfigError(f"--budget {budget:g}: one encoder and one PD worker cost {minimum:g} per hour")
     if 0 in (question.device.hour, question.encoders_on.hour):
         raise ConfigError("--budget needs prices above 0: any number of free devices fits")
-    most = budget / min(question.device.hour or 1.0, question.encoders_on.hour or 1.0)
-    if most > MAX_DEVICES:
-        raise ConfigError(f"--budget {budget:g} buys up to {most:.0f} devices, at most {MAX_DEVICES}")
+    maximum = budget / min(question.device.hour or 1.0, question.encoders_on.hour or 1.0)
+    if maximum > MAX_DEVICES:
+        raise ConfigError(f"--budget {budget:g} buys up to {maximum:.0f} devices, at most {MAX_DEVICES}")

@@ -84,7 +84,7 @@ class Ratios:
         return "open: both serve as much as the search can tell"
 
 
-def most_pd_workers(question: Question) -> int:
+def max_pd_workers(question: Question) -> int:
     """PD workers, or replicas, that all of the devices or the budget make."""
     if not question.budget:
         return question.devices // question.device.ranks
@@ -95,14 +95,16 @@ def candidates(question: Question, *, pictures: bool) -> list[ClusterShape]:
     """Every ratio of the question's devices; with a budget, for every number of PD workers that it buys as
     many encoders as the rest of it does. Without pictures, encoders would have nothing to do.
     """
-    most, ranks = most_pd_workers(question), question.device.ranks
+    maximum, ranks = max_pd_workers(question), question.device.ranks
     if not pictures:
-        return [question.apart(0, most)]
-    counts = [(question.devices - ranks * n, n) for n in range(most, 0, -1)]
+        return [question.apart(0, maximum)]
+    counts = [(question.devices - ranks * n, n) for n in range(maximum, 0, -1)]
     if budget := question.budget:
         price, encoder_price = question.device.hour, question.encoders_on.hour
         assert price and encoder_price, "check_question sees to prices"
-        counts = [(int((budget - n * price * ranks) / encoder_price + 1e-9), n) for n in range(1, most + 1)]
+        counts = [
+            (int((budget - n * price * ranks) / encoder_price + 1e-9), n) for n in range(1, maximum + 1)
+        ]
     return [question.apart(encoders, pd_workers) for encoders, pd_workers in counts if encoders]
 
 
@@ -113,7 +115,7 @@ def best_ratio(trials: Trials, later: int = 0) -> Ratios:
     searches follow, which the progress counts.
     """
     question = trials.question
-    load, bounds, count = question.workload, estimate(question), most_pd_workers(question)
+    load, bounds, count = question.workload, estimate(question), max_pd_workers(question)
     shapes = candidates(question, pictures=any(count for count, weight in load.images if weight))
     served: dict[str, Served] = {}
     best, others = 0.0, 3 * (question.repeats - 1) + 2 + later
@@ -184,5 +186,5 @@ def _stages(best: Served, bounds: Estimate) -> tuple[str, str]:
         "PD workers": best.rate / (shape.pd_workers * bounds.pd_worker),
     }
     full, idle = sorted(shares, key=lambda name: shares[name], reverse=True)
-    least = f"its {idle} are at {min(shares[idle], 1.0):.0%} of what they could serve"
-    return f"The {full} are its limit", f"{least}, while replicas use every device for both"
+    minimum = f"its {idle} are at {min(shares[idle], 1.0):.0%} of what they could serve"
+    return f"The {full} are its limit", f"{minimum}, while replicas use every device for both"

@@ -144,12 +144,12 @@ def proxies_needed(traffic: Traffic, rate: float, workers: int) -> int:
     if free <= 0:
         return 0
     # With a token in each message more proxies make no more work: from there on it is a division.
-    most = math.ceil(rate * (traffic.proxy_seconds + traffic.tokens * traffic.message) / free) + 1
+    maximum = math.ceil(rate * (traffic.proxy_seconds + traffic.tokens * traffic.message) / free) + 1
 
     def enough(proxies: int) -> bool:
         return proxy_share(traffic, rate, workers, proxies) <= SHARE
 
-    return 1 + bisect_left(range(1, most), True, key=enough)
+    return 1 + bisect_left(range(1, maximum), True, key=enough)
 
 
 def reach(traffic: Traffic, encoders: int, pd_workers: int, rate: float) -> Reach:
@@ -174,14 +174,14 @@ def curve(
 
 
 def bottlenecks(
-    bounds: Estimate, of_bound: float, traffic: Traffic, most: int = WORKERS[-1]
+    bounds: Estimate, of_bound: float, traffic: Traffic, maximum: int = WORKERS[-1]
 ) -> tuple[Bottleneck, ...]:
     """Which parts are full, and when: one proxy; one store and its registry, with all proxies that it takes.
 
     In the order in which they are met; parts that are never full come last.
     """
     met: dict[str, Bottleneck] = {}
-    for point in curve(bounds, of_bound, traffic, range(2, most + 1)):
+    for point in curve(bounds, of_bound, traffic, range(2, maximum + 1)):
         for part in LIMITS:
             alone = part == "proxy"
             if (point.one_proxy if alone else point.shares[part]) > SHARE and part not in met:

@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from triptych.simulator.plan.answer import MOST_SIMULATED, CapacityPlan
+from triptych.simulator.plan.answer import MAX_SIMULATED, CapacityPlan
 from triptych.simulator.plan.ratios import Served
 from triptych.simulator.plan.scaling import SHARE, Bottleneck, Scaling
 from triptych.simulator.run import NOT_MODELLED
@@ -96,7 +96,7 @@ def _served(plan: CapacityPlan, served: Served) -> Row:
 
 def _purchases(plan: CapacityPlan) -> Iterator[Row]:
     for one in plan.purchases:
-        held = "yes" if one.confirmed else "no" if one.devices <= MOST_SIMULATED else "not tried: too many"
+        held = "yes" if one.confirmed else "no" if one.devices <= MAX_SIMULATED else "not tried: too many"
         counts = (str(one.devices), str(plan.proxies(one.rate)))
         yield (one.shape.name, *counts, money(one.dollars_per_million), held), ""
 

@@ -18,7 +18,7 @@ from triptych.simulator.plan.question import Question
 from triptych.simulator.run import simulate
 
 #: Measured part of a window in seconds, and its least and most requests.
-SECONDS, LEAST, MOST = 5.0, 250, 1000
+SECONDS, MINIMUM, MAXIMUM = 5.0, 250, 1000
 #: Before it, as many stays of a request: a cluster that is nearly full takes longer than one to be as full as
 #: it will be. At most so many requests.
 STAYS, WARMEST = 2.0, 1500
@@ -41,7 +41,7 @@ class Fineness:
 
     resolution: float = 0.06
     step: float = 1.12
-    most: int = MOST
+    maximum: int = MAXIMUM
 
 
 FINE = Fineness()
@@ -65,13 +65,13 @@ class Trials:
         return len(self._known)
 
     def window(
-        self, shape: ClusterShape, load: Workload, rate: float, repeat: int = 0, most: int = MOST
+        self, shape: ClusterShape, load: Workload, rate: float, repeat: int = 0, maximum: int = MAXIMUM
     ) -> Verdict:
         """`repeat` draws another load of the same kind; `most` requests are measured."""
-        key = (shape.name, load, rate, repeat, most)
+        key = (shape.name, load, rate, repeat, maximum)
         if key not in self._known:
             self._progress.advance(0, note=f"{shape.name} at {rate:.3g} requests/s")
-            self._known[key] = self._simulate(shape, load, rate, repeat, most)
+            self._known[key] = self._simulate(shape, load, rate, repeat, maximum)
         return self._known[key]
 
     def highest(
@@ -95,7 +95,9 @@ class Trials:
                 confirmations=0,
                 step=fineness.step,
             )
-            rate = search(lambda tried: self.window(shape, load, tried, repeat, fineness.most), limits).rate
+            rate = search(
+                lambda tried: self.window(shape, load, tried, repeat, fineness.maximum), limits
+            ).rate
         self.searches += 1
         self._progress.advance()
         return rate
@@ -104,11 +106,13 @@ class Trials:
         """So many searches are to come, as far as one knows."""
         self._progress.advance(0, total=self.searches + searches)
 
-    def _simulate(self, shape: ClusterShape, load: Workload, rate: float, repeat: int, most: int) -> Verdict:
+    def _simulate(
+        self, shape: ClusterShape, load: Workload, rate: float, repeat: int, maximum: int
+    ) -> Verdict:
         question, device = self.question, self.question.device
         seed = question.seed * _SEED_STEP + repeat
         bounds = estimate(question, load)
-        warm_up, measured = window_counts(bounds, load, rate, shape.pd_workers, question.slo, most)
+        warm_up, measured = window_counts(bounds, load, rate, shape.pd_workers, question.slo, maximum)
         count = warm_up + measured
         self.hurried |= warm_up >= WARMEST
         self.requests += count
@@ -128,13 +132,13 @@ class Trials:
 
 
 def window_counts(
-    bounds: Estimate, load: Workload, rate: float, pd_workers: int, slo: Slo, most: int = MOST
+    bounds: Estimate, load: Workload, rate: float, pd_workers: int, slo: Slo, maximum: int = MAXIMUM
 ) -> tuple[int, int]:
     """Requests that warm the cluster up, as long as two stay in it, and requests that are measured."""
     step = min(bounds.step_seconds(rate / pd_workers), slo.seconds("tpot"))
     warm_up = math.ceil(rate * (STAYS * load.output_tokens * step + 0.5))
-    measured = max(LEAST, math.ceil(rate * max(SECONDS, load.output_tokens * step)))
-    return min(warm_up, WARMEST), min(measured, most)
+    measured = max(MINIMUM, math.ceil(rate * max(SECONDS, load.output_tokens * step)))
+    return min(warm_up, WARMEST), min(measured, maximum)
 
 
 def with_proxies(costs: CostModel, count: int) -> CostModel:
@@ -149,8 +153,8 @@ class Doomed:
     def __init__(self, slo: Slo, measured: int) -> None:
         self._slo = slo
         # With one more late than these, the lower neighbour of P99 is late too.
-        most_late = measured - 1 - math.floor((measured - 1) * 0.99)
-        self._left = {name: most_late for name, _ in slo.limits}
+        max_late = measured - 1 - math.floor((measured - 1) * 0.99)
+        self._left = {name: max_late for name, _ in slo.limits}
 
     def __call__(self, record: RequestRecord) -> bool:
         if record.warm_up:
@@ -171,10 +175,10 @@ def verdict_of(records: tuple[RequestRecord, ...], slo: Slo, points: int = POINT
     if not measured:
         return Verdict(False, math.inf, "nothing ended")
     drift = drift_of(measured[:: math.ceil(len(measured) / points)], slo)
-    found = judge(records, slo, drift)
+    result = judge(records, slo, drift)
     sent = [record.sent for record in measured]
     slope, limit = drift.growth / max(max(sent) - min(sent), 1e-9), slo.seconds("ttft")
     grows = drift.z > SURE and slope > OVERLOAD and slope * MINUTE > MATTERS * limit
-    if found.sustained and math.isfinite(limit) and grows:
-        return Verdict(False, found.reference, f"TTFT grows by {slope * MINUTE * 1000:.0f} ms in a minute")
-    return found
+    if result.sustained and math.isfinite(limit) and grows:
+        return Verdict(False, result.reference, f"TTFT grows by {slope * MINUTE * 1000:.0f} ms in a minute")
+    return result

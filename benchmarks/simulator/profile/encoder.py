@@ -116,10 +116,10 @@ def transfer_times(role: TransferRole, number: int, nbytes: int) -> tuple[float,
     output = EncoderOutput(plan, torch.rand(rows, _WIDTH))
     began = time.perf_counter()
     role.worker.save_caches({key: output}, key)
-    role.until(lambda found: key in found.saved)
+    role.until(lambda result: key in result.saved)
     saved, began = time.perf_counter() - began, time.perf_counter()
     role.worker.start_load_caches(TransferMetadata(1, fetches=(Fetch(plan, 1),)), {})
-    role.until(lambda found: key in found.fetched)
+    role.until(lambda result: key in result.fetched)
     loaded = time.perf_counter() - began
     role.worker.start_load_caches(TransferMetadata(2, drops=(LoadId(key, 1),)), {})
     return saved, loaded

@@ -86,8 +86,8 @@ def _solve(samples: Sequence[Sample], names: Sequence[str]) -> dict[str, float]:
     # Terms differ by many orders of magnitude: columns of one length keep the solution's digits.
     scale = np.linalg.norm(rows, axis=0)
     scale[scale == 0] = 1.0
-    found = nnls(rows / scale, np.ones(len(samples))) / scale
-    return {name: float(value) for name, value in zip(names, found, strict=True)}
+    result = nnls(rows / scale, np.ones(len(samples))) / scale
+    return {name: float(value) for name, value in zip(names, result, strict=True)}
 
 
 def nnls(matrix: Floats, target: Floats) -> Floats:
@@ -120,21 +120,21 @@ FULL = Effort(repeats=7, sample_seconds=3.0, stage_seconds=20.0)
 QUICK = Effort(repeats=3, sample_seconds=0.4, stage_seconds=2.5)
 
 
-def in_time(label: str, grid: Iterable[T], count: int, effort: Effort, least: int = 4) -> list[T]:
+def in_time(label: str, grid: Iterable[T], count: int, effort: Effort, minimum: int = 4) -> list[T]:
     """What the stage, shown as `label`, has time for of a grid that measures as it is read; so many at least.
 
     The grid has `count` samples at most.
     """
     began = time.perf_counter()
-    found: list[T] = []
+    result: list[T] = []
     with step(label, count, "samples") as running:
         for sample in grid:
-            found.append(sample)
+            result.append(sample)
             seconds = time.perf_counter() - began
-            running.advance(left=stage_left(seconds, len(found) / count, effort))
-            if seconds > effort.stage_seconds and len(found) >= least:
+            running.advance(left=stage_left(seconds, len(result) / count, effort))
+            if seconds > effort.stage_seconds and len(result) >= minimum:
                 break
-    return found
+    return result
 
 
 def stage_left(seconds: float, share: float, effort: Effort) -> float:

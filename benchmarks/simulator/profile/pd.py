@@ -62,21 +62,21 @@ class Scenario:
 
 
 def scenarios(
-    config: PDConfig, max_len: int, *, quick: bool = False, most_tokens: int = sys.maxsize
+    config: PDConfig, max_len: int, *, quick: bool = False, max_tokens: int = sys.maxsize
 ) -> list[Scenario]:
-    """Cheap ones first: what has no time left is dropped from the end. None holds above `most_tokens`."""
+    """Cheap ones first: what has no time left is dropped from the end. None holds above `max_tokens`."""
     budget, longest = config.step_tokens, max_len // 2
     half = max(1, budget // 2)
-    found = [Scenario(0, 0, _distinct((16, 64, 128, half, budget, 2 * budget, 4 * budget), longest))]
+    result = [Scenario(0, 0, _distinct((16, 64, 128, half, budget, 2 * budget, 4 * budget), longest))]
     joining = _distinct((half,) if quick else (16, 64, half // 2, half), longest)
     for context in _distinct((32, 512) if quick else (32, 256, 1024), longest):
         for count in _distinct((1, 4, 16) if quick else (1, 2, 4, 8, 16, 32), config.max_num_seqs):
-            found.append(Scenario(count, context, joining))
-    return sorted((s for s in found if s.tokens <= most_tokens), key=lambda scenario: scenario.tokens)
+            result.append(Scenario(count, context, joining))
+    return sorted((s for s in result if s.tokens <= max_tokens), key=lambda scenario: scenario.tokens)
 
 
-def _distinct(values: Sequence[int], most: int) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(value for value in values if 1 <= value <= most))
+def _distinct(values: Sequence[int], maximum: int) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(value for value in values if 1 <= value <= maximum))
 
 
 def pd_config(served: PDConfig, decoder: DecoderSide, grid: Sequence[Scenario]) -> PDConfig:
@@ -226,7 +226,7 @@ def step_samples(bench: StepBench, grid: Sequence[Scenario], effort: Effort) -> 
     what else the machine does meets all alike.
     """
     began = time.perf_counter()
-    found: dict[tuple[int, str], list[Step]] = defaultdict(list)
+    result: dict[tuple[int, str], list[Step]] = defaultdict(list)
     runs, total = 0, (effort.repeats + 1) * len(grid)
     with step("the decoder's steps", total, "runs") as running:
         for turn in range(effort.repeats + 1):
@@ -237,7 +237,7 @@ def step_samples(bench: StepBench, grid: Sequence[Scenario], effort: Effort) -> 
                     break
                 if turn == 0:
                     bench.run(scenario, lambda phase, taken: None)
-                bench.run(scenario, lambda phase, taken, at=index: found[at, phase].append(taken))  # type: ignore[misc]
+                bench.run(scenario, lambda phase, taken, at=index: result[at, phase].append(taken))  # type: ignore[misc]
                 runs += 1
                 running.advance(left=stage_left(time.perf_counter() - began, runs / total, effort))
             if time.perf_counter() - began > effort.stage_seconds:
@@ -248,7 +248,7 @@ def step_samples(bench: StepBench, grid: Sequence[Scenario], effort: Effort) -> 
             {name: statistics.fmean(terms[name] for terms, _ in steps) for name in TERMS["step"]},
             [seconds for _, seconds in steps],
         )
-        for steps in found.values()
+        for steps in result.values()
     ]
 
 

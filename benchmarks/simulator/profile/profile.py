@@ -65,27 +65,27 @@ class Profile:
     samples: dict[str, list[Sample]]
 
 
-def write_profile(path: Path, found: Profile) -> None:
+def write_profile(path: Path, result: Profile) -> None:
     """Writes JSON with the costs on top, as `read_profile` reads them."""
-    parts = asdict(found)
+    parts = asdict(result)
     costs = parts.pop("costs")
-    parts["machine"]["loaded"] = found.machine.loaded
+    parts["machine"]["loaded"] = result.machine.loaded
     document = {"format": FORMAT} | costs | parts
     path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
 
 
-def report(found: Profile) -> str:
+def report(result: Profile) -> str:
     """The costs, the errors of the fits on held-out samples, and the state of the machine."""
-    machine = found.machine
-    lines = [found.costs.source, ""]
-    for stage, one in found.fits.items():
+    machine = result.machine
+    lines = [result.costs.source, ""]
+    for stage, one in result.fits.items():
         costs = ", ".join(f"{name} {seconds(cost)}" for name, cost in one.costs.items())
         lines.append(f"{stage:8} {costs}")
         lines.append(
             f"{'':8} error {one.median_error:.0%} median, {one.p90_error:.0%} P90 of {one.held_out} samples "
             f"not fitted; {one.samples} in all"
         )
-    lines.append(f"{'rpc':8} {seconds(found.costs.rpc)} one way")
+    lines.append(f"{'rpc':8} {seconds(result.costs.rpc)} one way")
     lines.append("")
     lines.append(f"load average {machine.load_before:g} before, {machine.load_after:g} after")
     if machine.loaded:
@@ -169,8 +169,8 @@ def _measure_model(
     add(intake=pd.intake_samples(prompts, decoder, effort))
     cuda = device.type == "cuda"
     free = int(torch.cuda.mem_get_info(device)[0]) if cuda else available_memory()
-    most = int(_KV_SHARE * free) // shape.kv_token_bytes // 4
-    grid = pd.scenarios(serving, length, quick=options.quick, most_tokens=most)
+    maximum = int(_KV_SHARE * free) // shape.kv_token_bytes // 4
+    grid = pd.scenarios(serving, length, quick=options.quick, max_tokens=maximum)
     config = pd.pd_config(serving, decoder, grid)
     with closing(pd.StepBench(config, decoder, tokenizer, generation_defaults(path))) as bench:
         add(step=pd.step_samples(bench, grid, effort))

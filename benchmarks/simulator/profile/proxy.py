@@ -48,7 +48,7 @@ class ProxyBench:
 
 def proxy_samples(effort: Effort) -> tuple[list[Sample], list[float]]:
     """(samples per request, seconds of every round trip of an empty call), with the demo model behind it."""
-    found: dict[int, tuple[dict[str, float], list[float]]] = {}
+    result: dict[int, tuple[dict[str, float], list[float]]] = {}
     flags = ("--device", "cpu", "--log-level", "warning")
     turns = effort.repeats + 1
     with step("the proxy and its messages", turns, "turns") as running:
@@ -60,13 +60,13 @@ def proxy_samples(effort: Effort) -> tuple[list[Sample], list[float]]:
                     seconds = bench.cpu(requests, at_once)
                     # The first turn warms up.
                     if turn:
-                        found.setdefault(index, (terms, []))[1].append(seconds)
+                        result.setdefault(index, (terms, []))[1].append(seconds)
                 spent = time.perf_counter() - began
                 running.advance(left=stage_left(spent, (turn + 1) / turns, effort))
                 if turn and spent > effort.stage_seconds:
                     break
         trips = asyncio.run(round_trips())
-    return [sample_of(terms, taken) for terms, taken in found.values()], trips
+    return [sample_of(terms, taken) for terms, taken in result.values()], trips
 
 
 def _rounds(turn: int) -> list[tuple[dict[str, float], list[PlannedRequest], int]]:
@@ -101,12 +101,12 @@ async def round_trips(count: int = _PINGS) -> list[float]:
     await state.set("", health_pb2.HealthCheckResponse.SERVING)
     port = listen(server, "127.0.0.1:0", mutual=True)
     await server.start()
-    found: list[float] = []
+    result: list[float] = []
     async with make_channel(f"127.0.0.1:{port}") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         for _ in range(count + 10):
             began = time.perf_counter()
             await stub.Check(health_pb2.HealthCheckRequest(), timeout=5.0)
-            found.append(time.perf_counter() - began)
+            result.append(time.perf_counter() - began)
     await server.stop(0)
-    return found[10:]
+    return result[10:]

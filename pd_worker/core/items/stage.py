@@ -115,7 +115,7 @@ class ItemStage:
         self._recheck(self.items.changed_tables())
         for state in self.waiting.drain_changed():
             if not self.items.keeps_room(state):
-                state.status = RequestStatus.WAITING_ROOM
+                state.status = RequestStatus.WAITING_ADMISSION
             self.waiting.requeue(state)
 
     def _admit(self, now: float) -> tuple[list[EngineEvent], list[tuple[RequestState, RequestError]]]:

@@ -37,7 +37,7 @@ class Readiness(enum.Enum):
     #: Some are not.
     WAITING = enum.auto()
     #: Some are not, and one of them has a host copy but no room in the encoder cache.
-    NO_ROOM = enum.auto()
+    NO_SPACE = enum.auto()
 
 
 class ItemTracker:
@@ -201,7 +201,7 @@ class ItemTracker:
             if self._load(state, index, residency, presences[index], now):
                 continue
             if presences[index] is Presence.HIT:
-                readiness = Readiness.NO_ROOM
+                readiness = Readiness.NO_SPACE
             elif readiness is Readiness.READY:
                 readiness = Readiness.WAITING
         return readiness

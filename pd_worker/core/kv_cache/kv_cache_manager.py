@@ -73,21 +73,21 @@ class KVCacheManager:
 
         The last token has to be computed: its hidden state gives the next one.
         """
-        found = self._find_blocks(chain, num_tokens)
+        blocks = self._find_blocks(chain, num_tokens)
         if self.states is not None:
-            del found[self.states.longest(chain.digests(len(found))) :]
-        return found
+            del blocks[self.states.longest(chain.digests(len(blocks))) :]
+        return blocks
 
     def _find_blocks(self, chain: PrefixChain, num_tokens: int) -> list[int]:
-        found: list[int] = []
+        blocks: list[int] = []
         if not self.prefix_caching:
-            return found
+            return blocks
         for digest in chain.digests((num_tokens - 1) // self.block_size):
             block = self.pool.find(digest)
             if block is None:
                 break
-            found.append(block)
-        return found
+            blocks.append(block)
+        return blocks
 
     def prefix_digests(self, chain: PrefixChain, prefix: list[int], num_tokens: int) -> list[bytes]:
         """The digests of what `find_prefix` has found, and the first one that it has not found."""

@@ -10,7 +10,7 @@ from triptych.base.errors import printable
 from triptych.pd_worker.core.outputs import RawLogprobs
 
 #: Characters of a message of vLLM that go into ours.
-MOST_CHARS = 500
+MAX_CHARS = 500
 
 
 class EngineError(Exception):
@@ -53,7 +53,7 @@ class EngineLost(Exception):
 
 def error_of_status(status: int, message: str, param: str = "") -> EngineError:
     """The failure that an HTTP status names."""
-    message = printable(" ".join(message.split())[:MOST_CHARS])
+    message = printable(" ".join(message.split())[:MAX_CHARS])
     if status in (429, 503):
         return EngineBusy(f"{status}: {message}")
     if 400 <= status < 500:
@@ -76,10 +76,10 @@ class ChosenToken(RankedToken):
 
     top_logprobs: list[RankedToken] = []
 
-    def raw(self, most: int) -> RawLogprobs:
+    def raw(self, maximum: int) -> RawLogprobs:
         """As the native sampler reports them, with the `most` likeliest tokens."""
         ranked = sorted((one for one in self.top_logprobs if one.rank), key=lambda one: one.rank or 0)
-        top = tuple((one.token_id, one.logprob) for one in ranked[:most])
+        top = tuple((one.token_id, one.logprob) for one in ranked[:maximum])
         return RawLogprobs((self.token_id, self.logprob), top)
 
 
@@ -200,7 +200,7 @@ def error_of_body(status: int, raw: bytes) -> EngineError:
     try:
         reply = msgspec.json.decode(raw, type=FailureReply)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return error_of_status(status, raw[:MOST_CHARS].decode(errors="replace"))
+        return error_of_status(status, raw[:MAX_CHARS].decode(errors="replace"))
     if reply.error is not None:
         return error_of_status(status, reply.error.message, reply.error.param or "")
     return error_of_status(status, reply.message or reply.detail or "")

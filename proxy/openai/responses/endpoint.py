@@ -118,17 +118,17 @@ class ResponseBook:
             case _:
                 self._logprobs += [position_logprobs(position) for position in self._waiting]
                 more: Json = {"annotations": [], "logprobs": self._logprobs}
-                told: Json = {"logprobs": _short(self._logprobs)}
-                yield from self._end_part(text, "output_text", more, told)
+                fields: Json = {"logprobs": _short(self._logprobs)}
+                yield from self._end_part(text, "output_text", more, fields)
         yield self._event("response.output_item.done", output_index=len(self._output) - 1, item=item)
         # The log-probabilities are those of the message's text.
         self._item, self._texts, self._waiting, self._logprobs = {}, [], [], []
 
-    def _end_part(self, text: str, kind: str, more: Json, told: Json) -> Iterator[Json]:
+    def _end_part(self, text: str, kind: str, more: Json, fields: Json) -> Iterator[Json]:
         part = {"type": kind, "text": text, **more}
         self._item["content"] = [part]
         place = self._place(content_index=0)
-        yield self._event(f"response.{kind}.done", **place, text=text, **told)
+        yield self._event(f"response.{kind}.done", **place, text=text, **fields)
         yield self._event("response.content_part.done", **place, part=part)
 
     def _is_open(self, kind: str) -> bool:

@@ -78,11 +78,11 @@ def test_a_larger_budget_between_two_replays_changes_neither(adapter: Adapter) -
     made = replays(adapter, poisoned=True)
     gc.collect()
     small, large = made.items[:1], made.items
-    least, most = min(made.graphs), max(made.graphs)
-    first = made.at(least, small)
-    assert_rows(made.at(most, large), made.eager(large))
+    minimum, maximum = min(made.graphs), max(made.graphs)
+    first = made.at(minimum, small)
+    assert_rows(made.at(maximum, large), made.eager(large))
     gc.collect()
-    assert all(torch.equal(*pair) for pair in zip(first, made.at(least, small), strict=True))
+    assert all(torch.equal(*pair) for pair in zip(first, made.at(minimum, small), strict=True))
     assert_rows(first, made.eager(small))
 
 

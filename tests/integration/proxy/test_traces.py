@@ -93,7 +93,7 @@ async def test_a_client_with_a_key_does_not_choose_what_is_recorded(store: Embed
                 headers = {"traceparent": flag, "authorization": "Bearer sk-secret-0123456789"}
                 await cluster.ask(TEXT, extra_headers=headers)
             await cluster.at_rest()
-            await until(lambda kept=kept, most=2 * recorded: len(kept.all(f"chat {MODEL}")) == most)
+            await until(lambda kept=kept, maximum=2 * recorded: len(kept.all(f"chat {MODEL}")) == maximum)
             assert "sk-secret-0123456789" not in repr(kept.spans)
 
 

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(120)
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 BEGIN, END = "<!-- classes: begin -->\n", "\n<!-- classes: end -->"
 #: Architectures that have to be exact at the engine.
-LEAST = 55
+MINIMUM = 55
 
 
 @pytest.mark.parametrize("case", SERVED, indirect=True)
@@ -67,7 +67,7 @@ def test_every_class_of_the_installed_transformers_has_a_recipe_or_a_refusal() -
 
 
 def test_enough_architectures_are_served() -> None:
-    assert len({RECIPES[name].architecture for name in SERVED}) >= LEAST
+    assert len({RECIPES[name].architecture for name in SERVED}) >= MINIMUM
 
 
 def test_the_pages_table_is_what_is_served() -> None:

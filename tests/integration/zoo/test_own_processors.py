@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
 ]
 #: Architectures that have to be exact from the picture on.
-LEAST = 30
+MINIMUM = 30
 FIXED_SIZE = [f"{name}ForConditionalGeneration" for name in ("Llava", "VipLlava", "DeepseekVL", "Janus")]
 _CPU = {"device": torch.device("cpu"), "dtype": torch.float32}
 
@@ -97,7 +97,7 @@ def test_a_class_of_several_picture_sizes_has_none(name: str) -> None:
 
 
 def test_enough_architectures_have_their_own_processor() -> None:
-    assert len({RECIPES[name].architecture for name in OWN_PROCESSOR}) >= LEAST
+    assert len({RECIPES[name].architecture for name in OWN_PROCESSOR}) >= MINIMUM
 
 
 #: Per family: settings of each kind that change its picture.

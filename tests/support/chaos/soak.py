@@ -36,9 +36,9 @@ if byte ~= '' then
 end
 """
 #: A client gives up a request that was refused so often.
-MOST_RETRIES = 200
+MAX_RETRIES = 200
 #: Looks for embeddings that are published and not loaded, before a loss is given up.
-MOST_CATCHES = 200
+MAX_CATCHES = 200
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Clients:
         if self._random.random() < 0.5:
             salt["cache_salt"] = f"{self._random.random()}"
         began = time.monotonic()
-        for _ in range(MOST_RETRIES):
+        for _ in range(MAX_RETRIES):
             try:
                 answer = await ask_with(client, self._cases[number], TOKENS, **salt)
             except openai.APIStatusError as error:
@@ -105,7 +105,7 @@ class Clients:
                 self.tally.seconds.append(time.monotonic() - began)
                 self._judge(number, answer.token_ids)
                 return
-        self.tally.lost.append(f"case {number}: refused {MOST_RETRIES} times")
+        self.tally.lost.append(f"case {number}: refused {MAX_RETRIES} times")
 
     def _judge(self, number: int, got: list[int]) -> None:
         """A difference is admitted where the two best logits of the reference tie, as `assert_exact` says."""
@@ -215,7 +215,7 @@ class Faults:
     async def _lose_unread(self, lose: Callable[[], Awaitable[None]]) -> None:
         """Loses what is stored while the PD workers stand still and have embeddings to load."""
         pids = [await asyncio.to_thread(self._cluster.pid, "pd-0"), self._cluster.extra[0].pid]
-        for _ in range(MOST_CATCHES):
+        for _ in range(MAX_CATCHES):
             _signal_all(pids, signal.SIGSTOP)
             try:
                 if await asyncio.to_thread(self._published):
@@ -238,7 +238,7 @@ class Faults:
 
     async def _on_relay(self, act: Callable[[], int]) -> None:
         # At the moment of another fault there may be none.
-        for _ in range(MOST_CATCHES):
+        for _ in range(MAX_CATCHES):
             if await asyncio.to_thread(act):
                 return
             await asyncio.sleep(0.05)

@@ -45,8 +45,8 @@ class Replays:
 def budgets_for(encoder: Any, rows: Sequence[int]) -> tuple[int, ...]:
     """The least budgets that hold these numbers of rows."""
     config = encoder.get_encoder_cudagraph_config()
-    least, multiple = config.min_token_budget, config.token_multiple
-    return tuple(sorted({max(least, -(-number // multiple) * multiple) for number in rows}))
+    minimum, multiple = config.min_token_budget, config.token_multiple
+    return tuple(sorted({max(minimum, -(-number // multiple) * multiple) for number in rows}))
 
 
 def replays(

@@ -97,8 +97,8 @@ class TwoTowerEncoder(EncoderSide, SupportsEncoderCudaGraph):
         device: torch.device,
         dtype: torch.dtype,
     ) -> EncoderCudaGraphCaptureInputs:
-        most = max(1, token_budget // ROWS)
-        shapes = ((most, 3, SIDE, SIDE), (most, 3, SIDE, SIDE), (token_budget,), (token_budget,))
+        maximum = max(1, token_budget // ROWS)
+        shapes = ((maximum, 3, SIDE, SIDE), (maximum, 3, SIDE, SIDE), (token_budget,), (token_budget,))
         kinds = (dtype, dtype, torch.int64, torch.int64)
         return EncoderCudaGraphCaptureInputs(
             {

@@ -142,8 +142,8 @@ def random_json(rng: random.Random, depth: int = 3) -> Any:
 
 
 def _random_text(rng: random.Random) -> str:
-    most = rng.choice((0x7F, 0xFF, 0x10FFFF))
-    codes = (rng.randrange(most) for _ in range(rng.randrange(8)))
+    maximum = rng.choice((0x7F, 0xFF, 0x10FFFF))
+    codes = (rng.randrange(maximum) for _ in range(rng.randrange(8)))
     return "".join(chr(code) for code in codes if not 0xD800 <= code < 0xE000)
 
 
@@ -197,10 +197,10 @@ def _value(field: Any, rng: random.Random, known: Known) -> Any:
 def _integer(field: FieldDescriptor, rng: random.Random) -> int:
     wide = field.cpp_type in (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
     signed = field.cpp_type in (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_INT32)
-    most = 1 << ((64 if wide else 32) - signed)
-    low = -most if signed else 0
-    edges = [number for number in (-1, -5, *_NUMBERS) if low <= number < most]
-    return rng.choice((rng.choice(edges), rng.choice(edges), rng.randrange(low, most)))
+    maximum = 1 << ((64 if wide else 32) - signed)
+    low = -maximum if signed else 0
+    edges = [number for number in (-1, -5, *_NUMBERS) if low <= number < maximum]
+    return rng.choice((rng.choice(edges), rng.choice(edges), rng.randrange(low, maximum)))
 
 
 def _set(message: Message, field: FieldDescriptor, values: list[Any]) -> None:

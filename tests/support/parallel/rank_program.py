@@ -49,8 +49,8 @@ def check_collectives(parallel: TensorParallel, device: torch.device) -> None:
         total = parallel.all_reduce(torch.full((3, 5), rank + 1.0, dtype=dtype, device=device))
         assert total.dtype == dtype
         assert total.tolist() == [[size * (size + 1) / 2] * 5] * 3
-    least = parallel.all_reduce_min(torch.tensor([3 + rank, 9 - rank], device=device))
-    assert least.tolist() == [3, 10 - size]
+    minimum = parallel.all_reduce_min(torch.tensor([3 + rank, 9 - rank], device=device))
+    assert minimum.tolist() == [3, 10 - size]
     counts = [16 * (number + 1) for number in range(size)]
     columns = torch.full((2, counts[rank]), float(rank), device=device)
     whole = parallel.gather(columns, counts)

@@ -51,7 +51,7 @@ class WebServer:
         self.asked: list[str] = []
         self.heads: list[bytes] = []
         self.open = 0
-        self.most = 0
+        self.maximum = 0
         self._tls = tls
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -81,7 +81,7 @@ class WebServer:
         assert task is not None
         self._tasks.add(task)
         self.open += 1
-        self.most = max(self.most, self.open)
+        self.maximum = max(self.maximum, self.open)
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             path = head.split()[1].decode()

@@ -89,9 +89,9 @@ class ClusterServers:
         target.call("CLUSTER", "SETSLOT", slot, "IMPORTING", node_id(source))
         source.call("CLUSTER", "SETSLOT", slot, "MIGRATING", node_id(target))
 
-    def move_keys(self, slot: int, source: StoreServer, target: StoreServer, most: int = SLOTS) -> int:
+    def move_keys(self, slot: int, source: StoreServer, target: StoreServer, maximum: int = SLOTS) -> int:
         """Moves keys of the slot, one after the other; how many."""
-        names = source.call("CLUSTER", "GETKEYSINSLOT", slot, most)
+        names = source.call("CLUSTER", "GETKEYSINSLOT", slot, maximum)
         for name in names:
             source.call("MIGRATE", "127.0.0.1", target.port, name, 0, 10000)
         return len(names)

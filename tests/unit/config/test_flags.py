@@ -58,15 +58,15 @@ def _values(flag: Flag) -> st.SearchStrategy[object]:
         return st.sampled_from(flag.choices)
     if isinstance(flag.default, bool):
         return st.booleans()
-    least, most = flag.bounds
+    minimum, maximum = flag.bounds
     if isinstance(flag.default, WorkerRange):
-        number = st.integers(0 if flag.to_zero else 1, most or 0)
+        number = st.integers(0 if flag.to_zero else 1, maximum or 0)
         given = st.tuples(number, number).map(lambda two: WorkerRange(*sorted(two)))
-        return given.filter(lambda workers: workers.scaled or workers.most >= (least or 0))
+        return given.filter(lambda workers: workers.scaled or workers.maximum >= (minimum or 0))
     if isinstance(flag.default, int):
-        return st.integers(least or 0, (1 << 50) if most is None else most)
+        return st.integers(minimum or 0, (1 << 50) if maximum is None else maximum)
     if isinstance(flag.default, float):
-        return st.floats(least or 0, 1e9 if most is None else most)
+        return st.floats(minimum or 0, 1e9 if maximum is None else maximum)
     return _WORDS
 
 

@@ -99,7 +99,7 @@ def test_a_worker_sees_others_while_they_compute_and_never_itself(tmp_path):
 def test_a_tower_takes_the_cores_that_nobody_uses_and_gives_them_back(tmp_path, monkeypatch):
     monkeypatch.setattr(step_pacer, "usable_cpus", lambda: 4)
     path = str(tmp_path / "cores")
-    tower, decoder = CorePage(path, 1, 2, most=4), CorePage(path, 2, 2, most=4)
+    tower, decoder = CorePage(path, 1, 2, maximum=4), CorePage(path, 2, 2, maximum=4)
     assert tower.begin() == 4
     assert decoder.begin() == 2
     assert tower.begin() == 2 and decoder.begin() == 2

@@ -59,7 +59,7 @@ def test_a_step_waits_for_its_share_of_the_interval(path):
 def test_a_tower_computes_on_all_cores_until_a_decoder_wants_one(path, monkeypatch):
     monkeypatch.setattr(module, "usable_cpus", lambda: 2)
     given: list[int] = []
-    tower = SharedCores(CorePage(path, 1, 1, most=2), set_threads=given.append)
+    tower = SharedCores(CorePage(path, 1, 1, maximum=2), set_threads=given.append)
     decoder = step_pacer(path, 0, 1)
     with tower:
         tower.choose_threads()
@@ -76,7 +76,7 @@ def test_a_tower_computes_on_all_cores_until_a_decoder_wants_one(path, monkeypat
 def test_a_decoder_steps_on_one_core_beside_a_tower_and_on_both_alone(path, monkeypatch):
     monkeypatch.setattr(module, "usable_cpus", lambda: 2)
     given: list[int] = []
-    decoder = SharedCores(CorePage(path, 0, 1, most=2), set_threads=given.append)
+    decoder = SharedCores(CorePage(path, 0, 1, maximum=2), set_threads=given.append)
     tower = step_pacer(path, 1, 1)
     with tower, decoder:
         pass

@@ -84,7 +84,7 @@ def test_a_pod_of_four_cpus_on_64_cores_starts_encoders_for_four(monkeypatch, tm
 
 
 @pytest.mark.parametrize(
-    ("others", "least", "most", "cores", "threads"),
+    ("others", "minimum", "maximum", "cores", "threads"),
     [
         (0, 1, 2, 2, 2),
         (1, 1, 2, 2, 1),
@@ -99,8 +99,10 @@ def test_a_pod_of_four_cpus_on_64_cores_starts_encoders_for_four(monkeypatch, tm
         (8, 3, 3, 8, 3),
     ],
 )
-def test_a_worker_takes_the_cores_that_others_leave_within_its_bounds(others, least, most, cores, threads):
-    assert threads_beside(others, least, most, cores) == threads
+def test_a_worker_takes_the_cores_that_others_leave_within_its_bounds(
+    others, minimum, maximum, cores, threads
+):
+    assert threads_beside(others, minimum, maximum, cores) == threads
 
 
 def test_torch_gets_both_thread_counts_and_may_get_them_twice():

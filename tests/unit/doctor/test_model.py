@@ -170,8 +170,8 @@ async def test_a_worker_that_nobody_reaches_is_named():
 OK, NOTE, FAIL = CheckOutcome.OK, CheckOutcome.NOTE, CheckOutcome.FAIL
 
 
-def memory(policy: str = "volatile-lru", *, most: int = GIB, used: int = MIB) -> StoreMemory:
-    return StoreMemory(max_bytes=most, used_bytes=used, policy=policy)
+def memory(policy: str = "volatile-lru", *, maximum: int = GIB, used: int = MIB) -> StoreMemory:
+    return StoreMemory(max_bytes=maximum, used_bytes=used, policy=policy)
 
 
 JUDGED = {
@@ -184,9 +184,9 @@ JUDGED = {
     "a policy that evicts nothing": (judge.judge_policy(memory("noeviction")), FAIL, "volatile-lru"),
     "another policy": (judge.judge_policy(memory("volatile-ttl")), NOTE, "volatile-lru"),
     "a limit": (judge.judge_memory(memory(), {}), OK, ""),
-    "no limit": (judge.judge_memory(memory(most=0), {}), FAIL, "maxmemory"),
+    "no limit": (judge.judge_memory(memory(maximum=0), {}), FAIL, "maxmemory"),
     "a limit above the machine": (
-        judge.judge_memory(memory(most=4 * GIB), {"total_system_memory": str(4 * GIB)}),
+        judge.judge_memory(memory(maximum=4 * GIB), {"total_system_memory": str(4 * GIB)}),
         NOTE,
         "below 3.0 GiB",
     ),

@@ -16,7 +16,7 @@ from triptych.base.types import ItemPlan
 from triptych.encoder_worker import loading
 from triptych.encoder_worker.host_copier import HostCopier, copied
 from triptych.encoder_worker.job_spec import ItemFormat
-from triptych.encoder_worker.jobs.job import Failed, JobTimings, MediaWanted, Planned, Ready, Waits
+from triptych.encoder_worker.jobs.job import Failed, JobTimings, MediaNeeded, Planned, Ready, Waits
 from triptych.encoder_worker.loading import check_encoder_memory, largest_batch
 from triptych.encoder_worker.media.formats import MAX_MEDIA_BYTES
 from triptych.encoder_worker.server import MAX_TIMEOUT, event_message, parse_job
@@ -163,7 +163,7 @@ def test_events_travel_with_all_their_fields() -> None:
     ready = event_message(Ready(plan, True, JobTimings(1, 2, 3, 4, 5))).ready
     assert (ready.already_stored, ready.queue_seconds, ready.save_seconds) == (True, 1, 4)
     assert (ready.encode_seconds, ready.work_seconds) == (3, 5)
-    assert event_message(MediaWanted()).WhichOneof("body") == "need_media"
+    assert event_message(MediaNeeded()).WhichOneof("body") == "need_media"
     assert event_message(Waits()).WhichOneof("body") == "waits"
     failed = event_message(Failed(Overloaded("full", retry_after=2), True, "h:1", "t")).failed
     assert (failed.error.code, failed.error.retry_after, failed.retryable) == ("overloaded", 2, True)

@@ -128,8 +128,8 @@ def test_a_prepacked_layer_gives_few_rows_to_the_kernel_and_others_to_onednn(mon
     monkeypatch.setattr(prepack, "multiply", lambda *args, **named: calls.append(1) or inner(*args, **named))
     for rows, by_kernel in (
         (1, True),
-        (prepack._most_rows(), True),
-        (prepack._most_rows() + 1, False),
+        (prepack._max_rows(), True),
+        (prepack._max_rows() + 1, False),
         (0, False),
     ):
         calls.clear()

@@ -63,9 +63,11 @@ class WorkerRangeType(click.ParamType[WorkerRange]):
     ) -> WorkerRange:
         if isinstance(value, WorkerRange):
             return value
-        least, most = self._flag.bounds
-        assert least is not None and most is not None
-        return parse_workers(value, self._flag.option, least=least, most=most, to_zero=self._flag.to_zero)
+        minimum, maximum = self._flag.bounds
+        assert minimum is not None and maximum is not None
+        return parse_workers(
+            value, self._flag.option, minimum=minimum, maximum=maximum, to_zero=self._flag.to_zero
+        )
 
 
 def configured(config: type[C]) -> Callable[[Callable[[C], None]], Command]:

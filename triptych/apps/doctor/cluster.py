@@ -77,8 +77,8 @@ def check_ready(answer: PageReply) -> CheckResult:
         said = {}
     said = said if isinstance(said, dict) else {}
     if answer.status != 200:
-        words = str(said.get("status") or answer.error or f"/ready says {answer.status}")
-        return fail("ready", words, "start PD workers with the proxy's --store, and see their logs")
+        text = str(said.get("status") or answer.error or f"/ready says {answer.status}")
+        return fail("ready", text, "start PD workers with the proxy's --store, and see their logs")
     if said.get("degraded"):
         return fail("ready", f"without the {said['degraded']}", "see the checks of the store: give --store")
     return ok("ready", "takes requests")

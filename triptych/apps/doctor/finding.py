@@ -32,16 +32,16 @@ class CheckResult:
 Group = tuple[str, Sequence[CheckResult]]
 
 
-def ok(check: str, found: str) -> CheckResult:
-    return CheckResult(check, found)
+def ok(check: str, text: str) -> CheckResult:
+    return CheckResult(check, text)
 
 
-def note(check: str, found: str, remedy: str = "") -> CheckResult:
-    return CheckResult(check, found, CheckOutcome.NOTE, remedy)
+def note(check: str, text: str, remedy: str = "") -> CheckResult:
+    return CheckResult(check, text, CheckOutcome.NOTE, remedy)
 
 
-def fail(check: str, found: str, remedy: str) -> CheckResult:
-    return CheckResult(check, found, CheckOutcome.FAIL, remedy)
+def fail(check: str, text: str, remedy: str) -> CheckResult:
+    return CheckResult(check, text, CheckOutcome.FAIL, remedy)
 
 
 def fail_of(check: str, error: ConfigError) -> CheckResult:

@@ -145,7 +145,7 @@ def needed() -> list[Requirement]:
 
 def check_versions(
     libraries: Sequence[Requirement],
-    found: Callable[[str], str] = installed_version,
+    version_of: Callable[[str], str] = installed_version,
     python: str = platform.python_version(),
 ) -> list[CheckResult]:
     """Python, the libraries that do not fit, and how many do; those that only workers need may be missing."""
@@ -154,12 +154,12 @@ def check_versions(
     results = [
         ok("python", python) if _fits(python, SpecifierSet(range_)) else fail("python", python, remedy)
     ]
-    absent = [one.name for one in libraries if one.marker is not None and not found(one.name)]
+    absent = [one.name for one in libraries if one.marker is not None and not version_of(one.name)]
     others = [one for one in libraries if one.name not in absent]
-    wrong = [one for one in others if not _fits(found(one.name), one.specifier)]
+    wrong = [one for one in others if not _fits(version_of(one.name), one.specifier)]
     for one in wrong:
         install = f"pip install -c constraints.txt '{one.name}{one.specifier}'"
-        results.append(fail(one.name, found(one.name) or "not installed", install))
+        results.append(fail(one.name, version_of(one.name) or "not installed", install))
     if absent:
         results.append(
             note("worker", f"{', '.join(absent)} missing: this machine can run a proxy, no worker")
@@ -167,9 +167,9 @@ def check_versions(
     return [*results, ok("libraries", f"{len(others) - len(wrong)} of {len(libraries)} fit")]
 
 
-def _fits(found: str, specifier: SpecifierSet) -> bool:
+def _fits(version: str, specifier: SpecifierSet) -> bool:
     try:
-        return specifier.contains(found, prereleases=True)
+        return specifier.contains(version, prereleases=True)
     except InvalidVersion:
         return False
 
@@ -248,8 +248,8 @@ def certificate_finding(name: str, not_after: float, now: float) -> CheckResult:
     """A certificate that ends at `not_after`, in seconds since 1970."""
     days = (not_after - now) / 86400
     if days <= 0:
-        found = f"the certificate expired {-days:.1f} days ago"
-        return fail(name, found, "replace its files: they are read again")
+        text = f"the certificate expired {-days:.1f} days ago"
+        return fail(name, text, "replace its files: they are read again")
     if days < SOON_DAYS:
         return note(name, f"the certificate expires in {days:.1f} days", "see why it is not renewed")
     return ok(name, f"the certificate is valid for {days:.0f} days")

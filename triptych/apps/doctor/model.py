@@ -65,13 +65,13 @@ def check_model(config: ClusterConfig, given: str) -> Iterator[CheckResult]:
         remedy = "fetch *.safetensors to have tensors, tokenizer, chat template and a sample checked, too"
         yield note("model", f"{path} holds no weights: only its config.json is checked", remedy)
     from triptych.models.checkpoint.pooling import read_task
-    from triptych.models.checkpoint.support import check_supported, wanted_by_flags
+    from triptych.models.checkpoint.support import check_supported, required_by_flags
     from triptych.models.geometry import row_width
     from triptych.models.parallel.plan import check_divides
     from triptych.models.registry import family_of, resolve_device, resolve_dtype
     from triptych.pd_worker.vllm.connection import INSTALL, choose_engine, vllm_program
 
-    check_supported(path, wanted_by_flags(pd))
+    check_supported(path, required_by_flags(pd))
     device = resolve_device(pd.device)
     family = family_of(path)
     dtype = resolve_dtype(path, device, pd.dtype)
@@ -102,7 +102,9 @@ def check_model(config: ClusterConfig, given: str) -> Iterator[CheckResult]:
     elif modality == "image":
         yield _largest_image(path, pd, geometry, dtype, row)
     if any(workers.scaled for workers in config.pools.values()):
-        yield ok("workers", f"at most {config.encoders.most} encoders, {config.pd_workers.most} PD workers")
+        yield ok(
+            "workers", f"at most {config.encoders.maximum} encoders, {config.pd_workers.maximum} PD workers"
+        )
     yield CheckResult(
         "memory",
         f"{format_size(plan.total)} of {format_size(available)} available",

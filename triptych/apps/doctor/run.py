@@ -61,7 +61,7 @@ def _model(config: DoctorConfig) -> Iterable[CheckResult]:
     if is_hub_id(given):
         return [note("model", f"{given} is a hub id: not fetched", "name a folder, or `triptych check` it")]
     # `serve` picks the number itself where none is given, and takes one where more do not fit.
-    chosen = config if config.encoders.most else replace(config, encoders=WorkerRange.fixed(1))
+    chosen = config if config.encoders.maximum else replace(config, encoders=WorkerRange.fixed(1))
     return check_model(chosen, given)
 
 

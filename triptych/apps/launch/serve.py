@@ -31,7 +31,7 @@ from triptych.base.log import setup_logging
 from triptych.base.machine.resources import usable_cpus
 from triptych.base.rpc.tls.certificates import proxy_certificates
 from triptych.base.tracing.start import check_tracing
-from triptych.models.checkpoint.support import check_supported, wanted_by_flags
+from triptych.models.checkpoint.support import check_supported, required_by_flags
 
 logger = logging.getLogger("launch")
 
@@ -60,7 +60,7 @@ def _checked(config: ServeConfig, fixed: Collection[str]) -> ServeConfig:
     proxy_certificates(proxy)  # refuses what cannot be used
     check_tracing(proxy)
     path = resolve_model(resolve_demo(config.demo, config.model))
-    check_supported(path, wanted_by_flags(config.pd))
+    check_supported(path, required_by_flags(config.pd))
     proxy = with_free_ports(proxy, fixed)
     name = config.pd.served_model_name or model_name(path)
     return replace(
@@ -112,7 +112,7 @@ def share_machine(config: ServeConfig) -> tuple[ServeConfig, dict[str, Share]]:
     try:
         shares = check_memory(chosen)
     except ConfigError:
-        if config.encoders.most or chosen.encoders.most == 1:
+        if config.encoders.maximum or chosen.encoders.maximum == 1:
             raise
         chosen = share_cores(replace(config, encoders=WorkerRange.fixed(1)), cores)
         shares = check_memory(chosen)

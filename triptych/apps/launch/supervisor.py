@@ -86,9 +86,9 @@ class StartDisplay:
                 data = self._socket.recv(MAX_BYTES)
             except (BlockingIOError, InterruptedError):
                 return
-            found = decode(data)
-            if found is not None and found[0] in self._workers:
-                self._renderer.keep(_as_row(*found))
+            message = decode(data)
+            if message is not None and message[0] in self._workers:
+                self._renderer.keep(_as_row(*message))
 
 
 def _as_row(worker: str, state: StepState) -> StepState:

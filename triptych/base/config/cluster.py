@@ -11,7 +11,7 @@ from triptych.base.config.worker import SHARING_FLAGS, EncoderConfig, PDConfig
 from triptych.base.errors import ConfigError
 
 #: Workers of one pool on one machine, at most.
-MOST_WORKERS = 64
+MAX_WORKERS = 64
 _NUMBER = re.compile(r"[0-9]{1,6}")
 
 
@@ -22,8 +22,8 @@ class WorkerRange:
     A pool of a fixed number is not scaled. `WorkerRange(0, 0)`, written 0, leaves the number open.
     """
 
-    least: int
-    most: int
+    minimum: int
+    maximum: int
 
     @classmethod
     def fixed(cls, number: int) -> WorkerRange:
@@ -33,17 +33,17 @@ class WorkerRange:
     @property
     def scaled(self) -> bool:
         """Whether the number may change."""
-        return self.least < self.most
+        return self.minimum < self.maximum
 
     def clamp(self, workers: int) -> int:
         """The number in the range that is nearest to `workers`."""
-        return max(self.least, min(workers, self.most))
+        return max(self.minimum, min(workers, self.maximum))
 
     def __str__(self) -> str:
-        return f"{self.least}..{self.most}" if self.scaled else str(self.most)
+        return f"{self.minimum}..{self.maximum}" if self.scaled else str(self.maximum)
 
 
-def parse_workers(text: str, flag: str, *, least: int, most: int, to_zero: bool) -> WorkerRange:
+def parse_workers(text: str, flag: str, *, minimum: int, maximum: int, to_zero: bool) -> WorkerRange:
     """The range that `text` means for an option `flag`; ConfigError, with the remedy, where it means none.
 
     A fixed number is `least` to `most`; a range begins at 1, or where it may scale to zero at 0.
@@ -58,15 +58,15 @@ def parse_workers(text: str, flag: str, *, least: int, most: int, to_zero: bool)
         raise ConfigError(
             f"{flag} {text}: the least is above the most; write {max(highest, begin)}..{fewest}"
         )
-    if highest > most:
-        raise ConfigError(f"{flag} {text}: at most {most} workers of a kind stand on one machine")
+    if highest > maximum:
+        raise ConfigError(f"{flag} {text}: at most {maximum} workers of a kind stand on one machine")
     if dots and highest == 0:
         raise ConfigError(f"{flag} {text}: the most is at least 1, like {begin}..1")
     if dots and fewest < begin:
         raise ConfigError(f"{flag} {text}: the least is at least {begin}; write {begin}..{highest}")
-    if not dots and highest < least:
+    if not dots and highest < minimum:
         zero = f"; {flag} 0..1 starts one when there is work" if to_zero else ""
-        raise ConfigError(f"{flag} {text}: at least {least}{zero}")
+        raise ConfigError(f"{flag} {text}: at least {minimum}{zero}")
     return WorkerRange(fewest, highest)
 
 
@@ -83,7 +83,7 @@ class RayConfig(Config):
         "triptych", "name that distinguishes the actors of this cluster from those of others in the same Ray"
     )
     proxies: int = flag(
-        1, "number of proxies; each further one uses --port and --grpc-port plus 10", least=1, most=16
+        1, "number of proxies; each further one uses --port and --grpc-port plus 10", minimum=1, maximum=16
     )
     ray_resources: str = flag(
         "",
@@ -91,7 +91,7 @@ class RayConfig(Config):
         " GPU on CUDA",
     )
     start_timeout: float = flag(
-        600.0, "seconds until all workers that always run must be placed and registered", least=1
+        600.0, "seconds until all workers that always run must be placed and registered", minimum=1
     )
 
 
@@ -164,22 +164,22 @@ class ClusterConfig(Config):
     encoders: WorkerRange = flag(
         WorkerRange.fixed(1),
         "encoder workers; a range like 0..4 is autoscaled",
-        least=1,
-        most=MOST_WORKERS,
+        minimum=1,
+        maximum=MAX_WORKERS,
         to_zero=True,
     )
     pd_workers: WorkerRange = flag(
         WorkerRange.fixed(1),
         "PD workers; a range like 1..3 is autoscaled",
-        least=1,
-        most=MOST_WORKERS,
+        minimum=1,
+        maximum=MAX_WORKERS,
     )
     topology: str = flag(
         "epd",
         "epd: separate encoder and PD workers; colocated: replicas that are both in one process",
         choices=("epd", "colocated"),
     )
-    replicas: int = flag(1, "number of replicas, with --topology colocated", least=1, most=MOST_WORKERS)
+    replicas: int = flag(1, "number of replicas, with --topology colocated", minimum=1, maximum=MAX_WORKERS)
     store_memory: int = flag(512 * MIB, "memory of the store that --store auto starts", size=True)
 
     @property
@@ -187,7 +187,7 @@ class ClusterConfig(Config):
         """How many processes of which kind the cluster has at most: what is planned for."""
         if self.topology == "colocated":
             return WorkerCounts(replicas=self.replicas)
-        return WorkerCounts(encoders=self.encoders.most, pd_workers=self.pd_workers.most)
+        return WorkerCounts(encoders=self.encoders.maximum, pd_workers=self.pd_workers.maximum)
 
     @property
     def pools(self) -> dict[str, WorkerRange]:
@@ -214,7 +214,7 @@ def check_scaled(config: ClusterConfig) -> None:
         if config.topology == "colocated" and given.scaled:
             raise ConfigError(
                 f"{option} {given} is for --topology epd: replicas keep to a fixed number, like "
-                f"--replicas {given.most}"
+                f"--replicas {given.maximum}"
             )
 
 
@@ -240,13 +240,13 @@ class ServeConfig(ClusterConfig):
     encoders: WorkerRange = flag(
         WorkerRange.fixed(0),
         "encoder workers; a range like 0..4 is autoscaled",
-        least=0,
-        most=MOST_WORKERS,
+        minimum=0,
+        maximum=MAX_WORKERS,
         to_zero=True,
         shown="1; with --cpu-sharing pace one per core, up to 4",
     )
     cpus_per_worker: int = flag(
-        0, "cores reserved for each worker; 0: all workers share all cores", least=0, most=1024
+        0, "cores reserved for each worker; 0: all workers share all cores", minimum=0, maximum=1024
     )
     cpu_sharing: str = flag(
         "auto",
@@ -257,14 +257,14 @@ class ServeConfig(ClusterConfig):
     step_interval: float = flag(
         0.02,
         "seconds between the starts of two steps while encoders lack cores, with --cpu-sharing pace",
-        least=0,
-        most=1,
+        minimum=0,
+        maximum=1,
     )
     encoder_threads: int = flag(
         0,
         "torch threads of an encoder worker",
-        least=0,
-        most=1024,
+        minimum=0,
+        maximum=1024,
         shown="--threads; with --cpu-sharing pace all cores over all encoders",
     )
     store: str = flag(

@@ -76,13 +76,13 @@ def flag(
     help: str,
     *,
     kind: type = str,
-    least: int | None = None,
-    most: int | None = None,
+    minimum: int | None = None,
+    maximum: int | None = None,
     **more: Any,
 ) -> T:
     """A field that is a flag; `more` are further fields of `Flag`."""
     kind = kind if default in (None, ()) else type(default)
-    declared = Flag(default, help, kind=kind, bounds=(least, most), **more)
+    declared = Flag(default, help, kind=kind, bounds=(minimum, maximum), **more)
     return field(default=default, metadata={"flag": declared}, repr=not declared.secret)
 
 
@@ -109,15 +109,15 @@ class CommandOptions(Config):
 
 def flags_of(config: type[Config]) -> list[Flag]:
     """Every flag of a config, each once, in order; of two with one name the later field's."""
-    found: dict[str, Flag] = {}
+    flags: dict[str, Flag] = {}
     for each in fields(config):
         if inner := each.metadata.get("part"):
             hidden = each.metadata["without"]
-            found |= {one.name: one for one in flags_of(inner) if one.name not in hidden}
+            flags |= {one.name: one for one in flags_of(inner) if one.name not in hidden}
         elif declared := each.metadata.get("flag"):
             prefixed = config.env_prefix and config.env_prefix + each.name.upper()
-            found[each.name] = replace(declared, name=each.name, variable=declared.variable or prefixed)
-    return list(found.values())
+            flags[each.name] = replace(declared, name=each.name, variable=declared.variable or prefixed)
+    return list(flags.values())
 
 
 def config_from(config: type[C], values: Mapping[str, object]) -> C:

@@ -8,7 +8,7 @@ from triptych.base.config.flags import Config, flag
 from triptych.base.errors import ConfigError
 
 #: Longer than any request may take: a day.
-MOST_DRAIN_SECONDS = 86400.0
+MAX_DRAIN_SECONDS = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class ServiceConfig(Config):
 
 def check_drain_timeout(seconds: float) -> None:
     """ConfigError for a time that is none."""
-    if not 0.0 <= seconds <= MOST_DRAIN_SECONDS:
+    if not 0.0 <= seconds <= MAX_DRAIN_SECONDS:
         raise ConfigError(
-            f"--drain-timeout {seconds:g}: give seconds, 0 or more and at most {MOST_DRAIN_SECONDS:g}"
+            f"--drain-timeout {seconds:g}: give seconds, 0 or more and at most {MAX_DRAIN_SECONDS:g}"
         )

@@ -94,7 +94,7 @@ def check_front_encryption(config: ProxyConfig) -> None:
 #: Shortest internal token.
 MIN_TOKEN_CHARS = 16
 #: Tokens in force at once: the old and the new one.
-MOST_TOKENS = 2
+MAX_TOKENS = 2
 
 
 def is_loopback(host: str) -> bool:
@@ -132,10 +132,10 @@ def read_internal_token(token: str, path: str) -> str:
     except (OSError, UnicodeDecodeError):
         raise ConfigError(f"--internal-token-file {path} cannot be read") from None
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if not 1 <= len(lines) <= MOST_TOKENS or not all(line.isascii() and line.isprintable() for line in lines):
+    if not 1 <= len(lines) <= MAX_TOKENS or not all(line.isascii() and line.isprintable() for line in lines):
         raise ConfigError(
             f"--internal-token-file {path} must hold one line of printable ASCII characters; "
-            f"{MOST_TOKENS} lines while the token is rotated"
+            f"{MAX_TOKENS} lines while the token is rotated"
         )
     return "\n".join(_long_enough(line, f"--internal-token-file {path}") for line in lines)
 

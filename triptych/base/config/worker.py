@@ -90,7 +90,7 @@ class EncoderConfig(WorkerConfig):
         30,
         "sampled frames of a video that are one item, where the model's tower takes them apart from the rest;"
         " 0: a video is one item",
-        least=0,
+        minimum=0,
     )
     encoder_batch_patches: int = flag(
         0, "patches per rank in one encoder batch, summed over its items; 0: 512 on a CPU, else 16384"
@@ -113,10 +113,12 @@ class EncoderConfig(WorkerConfig):
         shown="from the smallest that pays, doubled up to --encoder-batch-patches",
     )
     encoder_graph_max_items: int = flag(
-        0, "most items in one encoder graph; 0: the largest size divided by the smallest", least=0
+        0, "most items in one encoder graph; 0: the largest size divided by the smallest", minimum=0
     )
     encoder_graph_max_frames: int = flag(
-        0, "most frames, a picture being one, in one encoder graph; 0: those of a segment of a video", least=0
+        0,
+        "most frames, a picture being one, in one encoder graph; 0: those of a segment of a video",
+        minimum=0,
     )
     plan_credit: int = flag(16, "jobs that may be in preprocessing or queued for it")
     tower_credit: int = flag(8, "jobs per rank that may be queued for the tower or run in it")
@@ -178,8 +180,8 @@ class PDConfig(WorkerConfig):
         1,
         "tensor-parallel size of a PD worker: processes that each hold a part of every layer, with one "
         "GPU each or a part of the cores",
-        least=1,
-        most=64,
+        minimum=1,
+        maximum=64,
     )
     max_model_len: int = flag(
         0,

@@ -39,12 +39,12 @@ def crowded(others: bytes, own: int, cores: int) -> bool:
 class CorePage:
     """One worker's view of the page, a byte for each worker. ConfigError for a file that cannot be used."""
 
-    def __init__(self, path: str, slot: int, threads: int, most: int = 0) -> None:
+    def __init__(self, path: str, slot: int, threads: int, maximum: int = 0) -> None:
         """The worker computes on `threads`, or on up to `most` where other workers leave cores."""
         if not 0 <= slot < SLOTS:
             raise ConfigError(f"--core-slot {slot}: give a number from 0 to {SLOTS - 1}")
         self._slot = slot
-        self._least, self._most = threads, max(threads, most)
+        self._minimum, self._maximum = threads, max(threads, maximum)
         self._cores = usable_cpus()
         try:
             self._page = _open(path)
@@ -55,7 +55,7 @@ class CorePage:
 
     def begin(self) -> int:
         """How many threads suit this moment; other workers see them compute until `end`."""
-        threads = threads_beside(sum(self._others()), self._least, self._most, self._cores)
+        threads = threads_beside(sum(self._others()), self._minimum, self._maximum, self._cores)
         self._page[self._slot] = min(threads, 255)
         return threads
 
@@ -71,7 +71,7 @@ class CorePage:
     @property
     def crowded(self) -> bool:
         """Whether the fewest threads of this worker and those that compute are more than the cores."""
-        return crowded(self._others(), self._least, self._cores)
+        return crowded(self._others(), self._minimum, self._cores)
 
     def _others(self) -> bytes:
         return self._page[: self._slot] + self._page[self._slot + 1 :]
@@ -180,7 +180,7 @@ class SharedCores(StepPacer):
 
 
 def step_pacer(
-    page: str, slot: int, threads: int, *, most: int = 0, interval: float = 0.0, own_core: bool = False
+    page: str, slot: int, threads: int, *, maximum: int = 0, interval: float = 0.0, own_core: bool = False
 ) -> StepPacer:
     """The pacer of a worker that computes on `threads`: by --core-page and --core-slot, or `free` without.
 
@@ -189,9 +189,9 @@ def step_pacer(
     """
     if not page:
         return StepPacer()
-    core = _own_core() if own_core and max(threads, most) == 1 else None
-    set_threads = use_threads_here if most > threads else None
-    return SharedCores(CorePage(page, slot, threads, most), interval, core, set_threads)
+    core = _own_core() if own_core and max(threads, maximum) == 1 else None
+    set_threads = use_threads_here if maximum > threads else None
+    return SharedCores(CorePage(page, slot, threads, maximum), interval, core, set_threads)
 
 
 def _own_core() -> OwnCore | None:

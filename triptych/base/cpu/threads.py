@@ -146,9 +146,9 @@ def decoder_threads(threads: int, hidden_size: int) -> int:
     return threads or (1 if hidden_size < _WIDE else threads_of_one_worker())
 
 
-def threads_beside(others: int, least: int, most: int, cores: int) -> int:
+def threads_beside(others: int, minimum: int, maximum: int, cores: int) -> int:
     """Threads of a worker beside `others` threads of other workers: the cores that these leave, in bounds."""
-    return max(least, min(most, cores - others))
+    return max(minimum, min(maximum, cores - others))
 
 
 def threads_of_rank(threads: int, ranks: int) -> int:

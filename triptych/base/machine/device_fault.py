@@ -76,7 +76,7 @@ def _is_sticky(error: BaseException) -> bool:
     if getattr(error, "error_code", None) in _STICKY_CODES:
         return True
     text = str(error).lower()
-    return any(prefix in text for prefix in _PREFIXES) and any(words in text for words in _STICKY_TEXTS)
+    return any(prefix in text for prefix in _PREFIXES) and any(pattern in text for pattern in _STICKY_TEXTS)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -92,12 +92,12 @@ def available_memory(root: Path = _ROOT) -> int:
 
 def _quota(folder: Path) -> float | None:
     """Quota over period, of version 2 or 1; None where there is none."""
-    words = read_text(folder / "cpu.max").split()
-    if not words:
-        words = [read_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
-    if len(words) != 2 or not all(word.isdecimal() for word in words) or not int(words[1]):
+    fields = read_text(folder / "cpu.max").split()
+    if not fields:
+        fields = [read_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+    if len(fields) != 2 or not all(word.isdecimal() for word in fields) or not int(fields[1]):
         return None
-    return int(words[0]) / int(words[1])
+    return int(fields[0]) / int(fields[1])
 
 
 def _room(folder: Path) -> int | None:
@@ -266,15 +266,15 @@ def _own_paths(root: Path) -> list[tuple[frozenset[str], str]]:
 
 
 def _mounts(root: Path) -> list[_Mount]:
-    found: list[_Mount] = []
+    mounts: list[_Mount] = []
     for line in read_text(root / "proc/self/mountinfo").splitlines():
         before, dash, after = line.partition(" - ")
         fields, kinds = before.split(" "), after.split(" ")
         if not dash or len(fields) < 5 or len(kinds) < 3 or kinds[0] not in ("cgroup", "cgroup2"):
             continue
         names = frozenset(kinds[2].split(",")) if kinds[0] == "cgroup" else frozenset()
-        found.append(_Mount(names, _unescaped(fields[3]), Path(_unescaped(fields[4]))))
-    return found
+        mounts.append(_Mount(names, _unescaped(fields[3]), Path(_unescaped(fields[4]))))
+    return mounts
 
 
 def _unescaped(text: str) -> str:

@@ -133,15 +133,15 @@ class TerminalRenderer:
 #: A line follows another after this share of the step, but not before these seconds; and after these in any
 #: case, if the step goes on at all.
 SHARE = 0.1
-LEAST_SECONDS = 5.0
-MOST_SECONDS = 30.0
+MIN_SECONDS = 5.0
+MAX_SECONDS = 30.0
 #: A step that took longer, or that had lines, says when it ends.
 _SHORT_SECONDS = 1.0
 
 
 def due(seconds: float, shares: float) -> bool:
     """Whether a line follows one so many seconds and such a share of the step ago."""
-    return seconds >= MOST_SECONDS or (seconds >= LEAST_SECONDS and shares >= SHARE)
+    return seconds >= MAX_SECONDS or (seconds >= MIN_SECONDS and shares >= SHARE)
 
 
 @dataclass(slots=True)

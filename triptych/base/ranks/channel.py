@@ -76,7 +76,7 @@ Message = dict[str, Any]
 
 #: Longest frame in bytes: tensors never pass through frames.
 MAX_FRAME_BYTES = 64 << 20
-_MOST_DESCRIPTORS = 8
+_MAX_DESCRIPTORS = 8
 _LENGTH = struct.Struct(">I")
 #: Seconds of one wait, after which the caller is heard.
 _TURN_SECONDS = 1.0
@@ -102,8 +102,8 @@ class Channel:
         body = msgpack.packb(message)
         if len(body) > MAX_FRAME_BYTES:
             raise ValueError(f"a message of {len(body)} bytes: a frame holds {MAX_FRAME_BYTES}")
-        if len(descriptors) > _MOST_DESCRIPTORS:
-            raise ValueError(f"{len(descriptors)} descriptors: a frame carries {_MOST_DESCRIPTORS}")
+        if len(descriptors) > _MAX_DESCRIPTORS:
+            raise ValueError(f"{len(descriptors)} descriptors: a frame carries {_MAX_DESCRIPTORS}")
         frame = memoryview(_LENGTH.pack(len(body)) + body)
         deadline = time.monotonic() + seconds
         try:
@@ -147,7 +147,7 @@ class Channel:
             try:
                 self._connection.settimeout(min(max(deadline - time.monotonic(), 0.001), _TURN_SECONDS))
                 if first and not data:
-                    part, descriptors, _, _ = socket.recv_fds(self._connection, nbytes, _MOST_DESCRIPTORS)
+                    part, descriptors, _, _ = socket.recv_fds(self._connection, nbytes, _MAX_DESCRIPTORS)
                 else:
                     part = self._connection.recv(nbytes - len(data))
             except TimeoutError:

@@ -53,7 +53,7 @@ def leave() -> None:
 
 
 #: Ranks of one worker, at most: they are on one machine.
-MOST_RANKS = 64
+MAX_RANKS = 64
 
 
 def device_of(device: torch.device, rank: int) -> torch.device:
@@ -67,8 +67,8 @@ def check_ranks(
     option: str, ranks: int, device: torch.device, gpus: Callable[[], int] = torch.cuda.device_count
 ) -> None:
     """ConfigError, naming the flag, for a number of ranks that this machine has no devices for."""
-    if not 1 <= ranks <= MOST_RANKS:
-        raise ConfigError(f"{option} {ranks}: give a number of ranks from 1 to {MOST_RANKS}")
+    if not 1 <= ranks <= MAX_RANKS:
+        raise ConfigError(f"{option} {ranks}: give a number of ranks from 1 to {MAX_RANKS}")
     first = device.index or 0
     if not Device.of(device).on_host and ranks > 1 and first + ranks > gpus():
         raise ConfigError(

@@ -201,9 +201,9 @@ def _server_credentials(certificates: Certificates, *, mutual: bool) -> grpc.Ser
     def changed() -> grpc.ServerCertificateConfiguration | None:
         """Called by gRPC at every handshake, in a thread of its own."""
         nonlocal used
-        if (found := certificates.current()) is used:
+        if (material := certificates.current()) is used:
             return None
-        used = found
+        used = material
         return configuration()
 
     return grpc.dynamic_ssl_server_credentials(
@@ -255,16 +255,16 @@ class WorkerConnection:
     async def follow_certificates(self) -> None:
         """Replaces the channel if the certificates have changed and the worker answers with the new ones."""
         await self._close_unused()
-        if self._certificates is None or (found := self._certificates.current()) is self._material:
+        if self._certificates is None or (material := self._certificates.current()) is self._material:
             return
         now = asyncio.get_running_loop().time()
-        if found is self._refused and now < self._retry_at:
+        if material is self._refused and now < self._retry_at:
             return
-        channel = make_channel(self._info.address, self._token, found)
+        channel = make_channel(self._info.address, self._token, material)
         if error := await _trial(channel):
             await channel.close()
             self._retry_at = now + RETRY_SECONDS
-            if found is not self._refused:
+            if material is not self._refused:
                 logger.warning(
                     "%s worker %s does not answer over TLS with our new certificate; the connection that it "
                     "has stays: %s",
@@ -272,10 +272,10 @@ class WorkerConnection:
                     self._info.address,
                     error,
                 )
-            self._refused = found
+            self._refused = material
             return
         self._replaced.append(self.channel)
-        self.channel, self._material, self._refused = channel, found, None
+        self.channel, self._material, self._refused = channel, material, None
 
     async def close(self) -> None:
         """Ends all calls."""

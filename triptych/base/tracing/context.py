@@ -104,8 +104,8 @@ class Producers:
     PD worker notes what comes with a load, and links the spans of all that read the item from its cache.
     """
 
-    def __init__(self, most: int = 8192) -> None:
-        self._most = most
+    def __init__(self, maximum: int = 8192) -> None:
+        self._maximum = maximum
         self._lock = threading.Lock()
         self._contexts: OrderedDict[str, bytes] = OrderedDict()
 
@@ -115,7 +115,7 @@ class Producers:
             self._contexts.pop(mm_hash, None)
             if context:
                 self._contexts[mm_hash] = context
-            if len(self._contexts) > self._most:
+            if len(self._contexts) > self._maximum:
                 self._contexts.popitem(last=False)
 
     def raw(self, mm_hash: str) -> bytes:

@@ -93,7 +93,7 @@ class CopyLoader:
         copy = self._copies.allocate(plan)
         if isinstance(copy, int):
             reason = f"host copies are full ({self._copies.limit} bytes): raise host_memory_bytes"
-            return LoadReport(identifier, LoadOutcome.NO_ROOM, None, reason, copy, plan.nbytes)
+            return LoadReport(identifier, LoadOutcome.NO_SPACE, None, reason, copy, plan.nbytes)
         return await self._received(store, plan, copy)
 
     async def _plan_of(self, store: EmbeddingStore, identifier: str) -> ItemPlan | None:

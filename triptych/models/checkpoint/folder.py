@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from triptych.base.errors import ConfigError
 from triptych.base.types import JsonObject
-from triptych.models.checkpoint.support import check_supported, wanted_by_checkpoint
+from triptych.models.checkpoint.support import check_supported, required_by_checkpoint
 
 if TYPE_CHECKING:
     import torch
@@ -85,10 +85,10 @@ class Checkpoint:
         return total
 
     def _by_file(self, keys: Iterable[str]) -> dict[Path, list[str]]:
-        found: dict[Path, list[str]] = {}
+        tensors_by_file: dict[Path, list[str]] = {}
         for key in keys:
-            found.setdefault(self.files[key], []).append(key)
-        return found
+            tensors_by_file.setdefault(self.files[key], []).append(key)
+        return tensors_by_file
 
     def _tensor(self, tensors: safe_open, name: str, cut: Cut | None) -> torch.Tensor:
         if cut is None:
@@ -113,7 +113,7 @@ def read_config(path: Path) -> JsonObject:
     config = read_json(path / "config.json")
     if config is None:
         raise ConfigError(f"MODEL={path} has no config.json: {_REMEDY}")
-    check_supported(path, wanted_by_checkpoint(config, (file.name for file in path.iterdir())))
+    check_supported(path, required_by_checkpoint(config, (file.name for file in path.iterdir())))
     return config
 
 
@@ -160,11 +160,11 @@ def safetensors_files(path: Path) -> list[Path]:
 
 
 def _tensor_files(path: Path) -> dict[str, Path]:
-    found: dict[str, Path] = {}
+    file_of_tensor: dict[str, Path] = {}
     for file in safetensors_files(path):
         with _open(file) as tensors:
-            found.update((key, file) for key in tensors.keys())  # noqa: SIM118 - not a mapping
-    return found
+            file_of_tensor.update((key, file) for key in tensors.keys())  # noqa: SIM118 - not a mapping
+    return file_of_tensor
 
 
 def _open(file: Path) -> safe_open:

@@ -67,32 +67,32 @@ MATRIX = (
 _BY_NAME = {row.name: row for row in MATRIX}
 
 
-def check_supported(path: Path, wanted: Iterable[str]) -> None:
-    """ConfigError for the first of `wanted`, names of rows, that is not served."""
-    for name in wanted:
+def check_supported(path: Path, features: Iterable[str]) -> None:
+    """ConfigError for the first of `features`, names of rows, that is not served."""
+    for name in features:
         row = _BY_NAME[name]
         if not row.served:
             raise ConfigError(f"MODEL={path}: {row.title} cannot be served: {row.remedy}")
 
 
-def wanted_by_checkpoint(config: Options, files: Iterable[str] = ()) -> list[str]:
+def required_by_checkpoint(config: Options, files: Iterable[str] = ()) -> list[str]:
     """The rows that a checkpoint's config.json and its folder's file names ask for."""
-    wanted = []
+    features = []
     if config.get("quantization_config"):
-        wanted.append("quantization")
+        features.append("quantization")
     if "adapter_config.json" in set(files):
-        wanted.append("lora")
+        features.append("lora")
     if config.get("is_encoder_decoder") and config.get("sliding_window"):
-        wanted.append("sliding_window")
-    return wanted
+        features.append("sliding_window")
+    return features
 
 
-def wanted_by_flags(flags: EncoderConfig | PDConfig) -> list[str]:
+def required_by_flags(flags: EncoderConfig | PDConfig) -> list[str]:
     """The rows that a worker's flags ask for."""
     in_8_bits = flags.quantization == "int8" or (
         flags.quantization == "int8-decoder" and isinstance(flags, PDConfig)
     )
-    asked = {
+    needs = {
         "tensor_parallel": getattr(flags, "tensor_parallel", 1) != 1,
         "devices": flags.device.partition(":")[0] not in ("cpu", "cuda"),
         "pipeline_parallel": flags.pipeline_parallel != 1,
@@ -103,7 +103,7 @@ def wanted_by_flags(flags: EncoderConfig | PDConfig) -> list[str]:
         "int8_cuda": in_8_bits and flags.device.startswith("cuda"),
         "w8a8": flags.quantization.startswith("w8a8"),
     }
-    return [name for name, is_asked in asked.items() if is_asked]
+    return [name for name, is_asked in needs.items() if is_asked]
 
 
 def table() -> str:

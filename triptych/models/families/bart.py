@@ -59,8 +59,8 @@ class BartTextEncoder(TextEncoder):
         attended, _ = layer.self_attn(hidden, attention_mask=mask)
         hidden = layer.self_attn_layer_norm(hidden + attended)
         hidden = layer.final_layer_norm(hidden + layer.fc2(layer.activation_fn(layer.fc1(hidden))))
-        most = torch.finfo(hidden.dtype).max - 1000
-        return torch.where(torch.isfinite(hidden).all(), hidden, hidden.clamp(-most, most))
+        maximum = torch.finfo(hidden.dtype).max - 1000
+        return torch.where(torch.isfinite(hidden).all(), hidden, hidden.clamp(-maximum, maximum))
 
 
 class BartTextDecoder(EncDecDecoder):

@@ -182,9 +182,14 @@ class EncDecDecoder(DecoderSide):
         return [layer.encoder_attn for layer in self.module.decoder.layers]
 
     def placeholder(self, plan: ItemPlan) -> list[int]:
-        most = self.cross.max_rows
-        if plan.length or plan.width != self.cross.width or plan.rows < 1 or (most and plan.rows > most):
-            rows = f"up to {most}" if most else "any number of"
+        maximum = self.cross.max_rows
+        if (
+            plan.length
+            or plan.width != self.cross.width
+            or plan.rows < 1
+            or (maximum and plan.rows > maximum)
+        ):
+            rows = f"up to {maximum}" if maximum else "any number of"
             raise InvalidRequest(
                 f"item {plan.mm_hash} is {plan.rows}x{plan.width} for {plan.length} placeholder tokens: "
                 f"this model takes {rows} rows of {self.cross.width} and no placeholder",

@@ -154,10 +154,10 @@ def checkpoint_rules(defaults: GenerationDefaults, options: Options) -> tuple[Lo
         rules.append(SuppressAtBegin(begin, 0 if forced_first is None else 2))
     if forced_first is not None:
         rules.append(ForcedFirst(int(forced_first)))
-    forced_last, most = extra.get("forced_eos_token_id"), options.get("max_tokens")
-    if forced_last is not None and most:
+    forced_last, maximum = extra.get("forced_eos_token_id"), options.get("max_tokens")
+    if forced_last is not None and maximum:
         ids = forced_last if isinstance(forced_last, list) else [forced_last]
-        rules.append(ForcedLast(tuple(map(int, ids)), int(most)))
+        rules.append(ForcedLast(tuple(map(int, ids)), int(maximum)))
     return tuple(rules)
 
 

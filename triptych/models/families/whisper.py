@@ -57,7 +57,7 @@ class WhisperPrompts:
         before = generation.get("prev_sot_token_id")
         # `generate` finds the token there when the checkpoint does not name it.
         self._before = suppressed[-2] if before is None and len(suppressed) > 1 else before
-        self._most_before = max_positions // 2 - 1
+        self._max_before = max_positions // 2 - 1
 
     def of(self, options: Options) -> PromptDefaults:
         """The decoder prompt. InvalidRequest(param: the option) for what this checkpoint cannot do."""
@@ -108,7 +108,7 @@ class WhisperPrompts:
             return ()
         if self._before is None:
             raise InvalidRequest("prompt: this model has no token for previous text", param="prompt")
-        return (int(self._before), *given[-self._most_before :])
+        return (int(self._before), *given[-self._max_before :])
 
     def _first_time(self) -> int:
         if self.no_timestamps is None:

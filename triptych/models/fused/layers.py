@@ -214,27 +214,27 @@ def _try(kind: type[nn.Module], config: PreTrainedConfig, index: int) -> None:
         fused = FusedDecoderLayer(ours)
         hidden = torch.randn(5, config.hidden_size, generator=generator)
         angles = torch.randn(2, 1, 5, config.head_dim, generator=generator)
-        asked: list[Mapping[str, Any]] = []
-        expected = layer(hidden[None], position_embeddings=tuple(angles), attn_metadata=asked)
-        result = fused(hidden, *rotary((angles[0], angles[1])), asked)
+        seen: list[Mapping[str, Any]] = []
+        expected = layer(hidden[None], position_embeddings=tuple(angles), attn_metadata=seen)
+        result = fused(hidden, *rotary((angles[0], angles[1])), seen)
     except (TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"{kind.__name__} cannot be tried: {error}") from error
     alike = result.shape == expected[0].shape
     off = (result - expected[0]).abs().max() / expected[0].abs().max() if alike else 1.0
     if not off < _ERROR:
         raise ValueError(f"{kind.__name__} {index} gives other numbers, off by {float(off):.1g}")
-    if len(asked) != 2 or asked[0] != asked[1]:
-        raise ValueError(f"{kind.__name__} {index} asks something else of attention: {asked}")
+    if len(seen) != 2 or seen[0] != seen[1]:
+        raise ValueError(f"{kind.__name__} {index} asks something else of attention: {seen}")
 
 
 def _attend(
-    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object, **asked: Any
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object, **kwargs: Any
 ) -> tuple[torch.Tensor, None]:
     """Plain causal attention; what it was asked for besides goes into the list that is `attn_metadata`."""
-    options = asked.pop("attn_metadata")
-    options.append({name: value for name, value in asked.items() if value})
+    options = kwargs.pop("attn_metadata")
+    options.append({name: value for name, value in kwargs.items() if value})
     out = functional.scaled_dot_product_attention(
-        query, key, value, is_causal=True, scale=asked.get("scaling"), enable_gqa=True
+        query, key, value, is_causal=True, scale=kwargs.get("scaling"), enable_gqa=True
     )
     return out.transpose(1, 2), None
 

@@ -116,11 +116,11 @@ class ClipOutline:
         limits = self._processor.video_size(self._options)
         if not limits:
             return [self._options]
-        least, most = limits["shortest_edge"], limits["longest_edge"]
+        minimum, maximum = limits["shortest_edge"], limits["longest_edge"]
         part, whole = end - start, self.frames
-        low, high = least * part // whole, most * part // whole
-        up = (-(-least * part // whole), -(-most * part // whole))
-        sizes = [(low, up[1]), (low, high), (low, most), (up[0], most)]
+        low, high = minimum * part // whole, maximum * part // whole
+        up = (-(-minimum * part // whole), -(-maximum * part // whole))
+        sizes = [(low, up[1]), (low, high), (low, maximum), (up[0], maximum)]
         edges = ({"shortest_edge": a, "longest_edge": b} for a, b in sizes)
         return [self._options, *({**self._options, "size": size} for size in edges)]
 

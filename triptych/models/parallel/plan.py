@@ -77,7 +77,7 @@ class ShardPlan:
 
     def styles(self, module: nn.Module) -> dict[str, Style]:
         """{name: style} of all modules with parameters of their own; ConfigError for one without a rule."""
-        found, unnamed = {}, []
+        styles_by_name, unnamed = {}, []
         for name, part in module.named_modules():
             if not any(True for _ in part.parameters(recurse=False)):
                 continue
@@ -85,13 +85,13 @@ class ShardPlan:
             if style is None:
                 unnamed.append(name)
             else:
-                found[name] = style
+                styles_by_name[name] = style
         if unnamed:
             raise ConfigError(
                 f"the tensor-parallel plan says nothing of {len(unnamed)} layers, {unnamed[0]} among them: "
                 "give --tensor-parallel 1"
             )
-        return found
+        return styles_by_name
 
 
 #: Rules of nearly every decoder: token embeddings, learned positions and norms whole, the head by vocabulary.

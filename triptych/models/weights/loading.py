@@ -174,16 +174,16 @@ def parameter_bytes(module: nn.Module) -> int:
 
 
 def _names(rules: tuple[tuple[str, str], ...], keys: Iterable[str]) -> dict[str, str]:
-    found = {}
+    names = {}
     for key in keys:
         if _COMPUTED.search(key):
             continue
         for pattern, replacement in rules:
             name, hits = re.subn(pattern, replacement, key, count=1)
             if hits:
-                found[key] = name
+                names[key] = name
                 break
-    return found
+    return names
 
 
 def _tensors(module: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:

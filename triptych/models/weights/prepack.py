@@ -25,13 +25,13 @@ _OPERATORS = ("_reorder_linear_weight", "_linear_pointwise")
 
 #: Elements from which on a weight is worth it. A call of oneDNN costs 12 to 30 µs more than one of MKL, which
 #: multiplies plain float32 weights, and bfloat16 goes through oneDNN either way.
-LEAST = {torch.float32: 1 << 19, torch.bfloat16: 1 << 16}
+MINIMUM = {torch.float32: 1 << 19, torch.bfloat16: 1 << 16}
 #: In float32 where there are always many rows.
-LEAST_OF_MANY_ROWS = 1 << 16
+MIN_MANY_ROWS = 1 << 16
 
 
 #: Rows that our kernel multiplies faster than oneDNN, and where AMX multiplies more of them as fast as one.
-MOST_ROWS, _MOST_ROWS_OF_AMX = 32, 4
+MAX_ROWS, _MAX_AMX_ROWS = 32, 4
 _HUGE_PAGE, _MADV_COLLAPSE = 2 << 20, 25
 
 
@@ -48,14 +48,14 @@ class PrepackedLinear(nn.Module):
         self.weight = nn.Parameter(blocked, requires_grad=False)
         self.bias = original.bias
         self._attr, self._algorithm = "none", ""
-        self._address, self._most_rows = 0, 0
+        self._address, self._max_rows = 0, 0
         if kernel_library() is not None and _in_known_blocks(original.weight.detach(), blocked):
-            self._address, self._most_rows = torch.ops.mkldnn.data_ptr(blocked), _most_rows()
+            self._address, self._max_rows = torch.ops.mkldnn.data_ptr(blocked), _max_rows()
             _use_huge_pages(self._address, original.weight.nbytes)
 
     def takes(self, x: torch.Tensor) -> bool:
         """Whether `multiply` takes these rows."""
-        few = x.dim() == 2 and 0 < len(x) <= self._most_rows and self._attr == "none"
+        few = x.dim() == 2 and 0 < len(x) <= self._max_rows and self._attr == "none"
         return few and x.dtype == torch.bfloat16 and x.stride(1) == 1
 
     def multiply(
@@ -98,8 +98,8 @@ class PrepackedLinear(nn.Module):
 
 
 @cache
-def _most_rows() -> int:
-    return _MOST_ROWS_OF_AMX if torch.cpu._is_amx_tile_supported() else MOST_ROWS
+def _max_rows() -> int:
+    return _MAX_AMX_ROWS if torch.cpu._is_amx_tile_supported() else MAX_ROWS
 
 
 def _in_known_blocks(weight: torch.Tensor, blocked: torch.Tensor) -> bool:
@@ -110,9 +110,9 @@ def _in_known_blocks(weight: torch.Tensor, blocked: torch.Tensor) -> bool:
     if torch.ops.mkldnn._nbytes(blocked) != weight.nbytes:
         return False
     memory = (ctypes.c_char * weight.nbytes).from_address(torch.ops.mkldnn.data_ptr(blocked))
-    found = torch.frombuffer(memory, dtype=torch.int16, count=count)
+    stored = torch.frombuffer(memory, dtype=torch.int16, count=count)
     expected = weight.contiguous().view(torch.int16).view(outs // BLOCK, BLOCK, ins // 2, 2).transpose(1, 2)
-    return torch.equal(found.view(expected.shape), expected)
+    return torch.equal(stored.view(expected.shape), expected)
 
 
 def _use_huge_pages(address: int, count: int) -> None:
@@ -132,7 +132,7 @@ def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return dtype in LEAST
+    return dtype in MINIMUM
 
 
 def prepack(module: nn.Module, *, many_rows: bool = False) -> None:
@@ -154,7 +154,7 @@ def prepack(module: nn.Module, *, many_rows: bool = False) -> None:
         if type(child) is nn.Linear
         and holders[id(child.weight)] == 1
         and can_prepack(child.weight.device, child.weight.dtype)
-        and child.weight.numel() >= _least(child.weight, many_rows)
+        and child.weight.numel() >= _minimum(child.weight, many_rows)
     ]
     if not chosen:
         return
@@ -167,9 +167,9 @@ def prepack(module: nn.Module, *, many_rows: bool = False) -> None:
         setattr(parent, name, made[id(child)])
 
 
-def _least(weight: torch.Tensor, many_rows: bool) -> int:
-    least = LEAST[weight.dtype]
-    return min(least, LEAST_OF_MANY_ROWS) if many_rows else least
+def _minimum(weight: torch.Tensor, many_rows: bool) -> int:
+    minimum = MINIMUM[weight.dtype]
+    return min(minimum, MIN_MANY_ROWS) if many_rows else minimum
 
 
 #: A linear layer, and the activation that its module applies to its outputs and to nothing else: Qwen3-VL's

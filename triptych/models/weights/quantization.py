@@ -20,7 +20,7 @@ _OPERATORS = ("qlinear_prepack", "qlinear_pointwise")
 #: Elements that are rounded at a time: what was cast to float32 is still in the cache when it is multiplied.
 _PART = 1 << 17
 #: A row whose largest element is smaller counts as zeros: 127 divided by it would be infinite.
-_LEAST = 1e-30
+_MINIMUM = 1e-30
 
 
 class W8A8Linear(nn.Module):
@@ -68,7 +68,7 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     full = x.float()
-    largest = full.abs().amax(-1, keepdim=True).clamp_min_(_LEAST)
+    largest = full.abs().amax(-1, keepdim=True).clamp_min_(_MINIMUM)
     return (full * (127 / largest)).round_().to(torch.int8), largest
 
 
@@ -96,8 +96,8 @@ def is_exact() -> bool:
         out = _product(torch.stack([largest[0], -largest[0]]), packed, torch.ones(64), torch.float32)
     except RuntimeError:
         return False
-    most = 127 * 127 * 64
-    return bool((out[0] == most).all() and (out[1] == -most).all())
+    maximum = 127 * 127 * 64
+    return bool((out[0] == maximum).all() and (out[1] == -maximum).all())
 
 
 def _product(

@@ -57,8 +57,8 @@ class SlotMap:
         self._owners = [*owners, *[None] * (SLOTS - len(owners))]
 
     @classmethod
-    def parse(cls, rows: Sequence[Sequence[object]], asked: str) -> SlotMap:
-        """The map in a reply to CLUSTER SLOTS. A server without a host in it is the one that was `asked`.
+    def parse(cls, rows: Sequence[Sequence[object]], seed: str) -> SlotMap:
+        """The map in a reply to CLUSTER SLOTS. A server without a host in it is the one that was `seed`.
 
         ValueError for another reply.
         """
@@ -69,7 +69,7 @@ class SlotMap:
                 raise ValueError("no row of slots")
             host, port = primary[:2]
             text = host.decode() if isinstance(host, bytes) else ""
-            owners[first : last + 1] = [(text or asked, int(port))] * (last + 1 - first)
+            owners[first : last + 1] = [(text or seed, int(port))] * (last + 1 - first)
         if len(owners) != SLOTS:
             raise ValueError("slots beyond the last one")
         return cls(owners)
@@ -93,11 +93,11 @@ def slot_of(key: str) -> int:
     return int(key_slot(key.encode()))
 
 
-def key_of(words: Sequence[object]) -> str | None:
+def key_of(args: Sequence[object]) -> str | None:
     """The first key of a command, as the store's commands are written; None for one without keys."""
-    if words[0] == "EVAL":
-        return str(words[3]) if words[2] else None
-    return str(words[1]) if len(words) > 1 and words[0] not in _WITHOUT_KEYS else None
+    if args[0] == "EVAL":
+        return str(args[3]) if args[2] else None
+    return str(args[1]) if len(args) > 1 and args[0] not in _WITHOUT_KEYS else None
 
 
 T = TypeVar("T")
@@ -175,9 +175,9 @@ class RedisCluster(Topology):
 
     async def _refresh(self, failed: Server | None = None) -> None:
         """Reads the slot map from a server that answers, `failed` last. StoreUnavailable when none does."""
-        asked = time.monotonic()
+        requested_at = time.monotonic()
         async with self._reading:
-            if self._read_at >= asked:
+            if self._read_at >= requested_at:
                 return
             await asyncio.sleep(self._read_at + _PAUSE - time.monotonic())
             self._read_at = time.monotonic()
@@ -236,8 +236,8 @@ class _ClusterControl(Commands):
         replies: dict[int, Any] = {}
         try:
             async with asyncio.timeout(self._timeout):
-                for index, words in enumerate(commands):
-                    groups.setdefault(await self._cluster.owner(_key(words)), []).append(index)
+                for index, args in enumerate(commands):
+                    groups.setdefault(await self._cluster.owner(_key(args)), []).append(index)
                 sent = [self._sent(server, [commands[i] for i in each]) for server, each in groups.items()]
                 for indices, answers in zip(groups.values(), await all_of(sent), strict=True):
                     replies.update(zip(indices, answers, strict=True))
@@ -253,19 +253,19 @@ class _ClusterControl(Commands):
             replies = await server.control.replies(commands)
         except StoreUnavailable as error:
             replies = [error] * len(commands)
-        for index, words in enumerate(commands):
+        for index, args in enumerate(commands):
             if isinstance(replies[index], Exception):
-                replies[index] = await self._cluster.on_owner(_key(words), 0, partial(_one, words))
+                replies[index] = await self._cluster.on_owner(_key(args), 0, partial(_one, args))
         return replies
 
 
-def _key(words: Sequence[object]) -> str:
-    return key_of(words) or keys.EPOCH
+def _key(args: Sequence[object]) -> str:
+    return key_of(args) or keys.EPOCH
 
 
-async def _one(words: Sequence[EncodableT], server: Server, ask: bool) -> object:
+async def _one(args: Sequence[EncodableT], server: Server, ask: bool) -> object:
     """One command's reply. Raises what an error means for the command."""
-    reply = (await server.control.replies([("ASKING",), words] if ask else [words]))[-1]
+    reply = (await server.control.replies([("ASKING",), args] if ask else [args]))[-1]
     if isinstance(reply, AskError):
         ask = not isinstance(reply, MovedError)
         raise BulkRedirected(reply.slot_id, reply.host, reply.port, ask=ask)

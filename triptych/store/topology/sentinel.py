@@ -81,8 +81,8 @@ class SentinelPrimary(Topology):
         A Sentinel that is cut off from the others goes on naming the primary of its side: all are asked, and
         of their answers that of the newest configuration holds.
         """
-        asked = (sentinel.primary() for sentinel in self._sentinels)
-        replies = await asyncio.gather(*asked, return_exceptions=True)
+        queries = (sentinel.primary() for sentinel in self._sentinels)
+        replies = await asyncio.gather(*queries, return_exceptions=True)
         answers = [reply for reply in replies if not isinstance(reply, BaseException)]
         if not answers:
             raise StoreUnavailable(f"the Sentinels name no primary: {'; '.join(map(str, replies))}")
@@ -147,13 +147,13 @@ class _Sentinel:
                 if not named:
                     reasons.append(f"a Sentinel knows no primary named {self._service}")
                     continue
-                told = await control.execute("SENTINEL", "MASTER", self._service)
+                reply = await control.execute("SENTINEL", "MASTER", self._service)
             except StoreUnavailable as error:
                 reasons.append(str(error))
                 continue
             # Those that have answered are the first to be used the next time.
             self._controls.sort(key=lambda each: each is not control)
-            fields = dict(zip(told[::2], told[1::2], strict=False))
+            fields = dict(zip(reply[::2], reply[1::2], strict=False))
             return int(fields.get(b"config-epoch", 0)), named[0].decode(), int(named[1])
         raise StoreUnavailable("; ".join(reasons))
 

@@ -139,12 +139,12 @@ class Topology(ABC):
 async def all_of(works: Iterable[Awaitable[T]]) -> list[T]:
     """The results of all, which run at once; the first error, but not before all have ended."""
     results = await asyncio.gather(*works, return_exceptions=True)
-    found: list[T] = []
+    collected: list[T] = []
     for result in results:
         if isinstance(result, BaseException):
             raise result
-        found.append(result)
-    return found
+        collected.append(result)
+    return collected
 
 
 class SingleServer(Topology):

@@ -107,7 +107,7 @@ async def test_an_item_larger_than_all_host_memory_says_its_size(loader, store):
     plan = make_plan(rows=LIMIT // 128 + 1)
     await saved(store, plan)
     report = loaded(loader, plan)
-    assert (report.outcome, report.nbytes) == (LoadOutcome.NO_ROOM, plan.nbytes)
+    assert (report.outcome, report.nbytes) == (LoadOutcome.NO_SPACE, plan.nbytes)
     assert "raise host_memory_bytes" in report.reason
 
 
@@ -117,7 +117,7 @@ async def test_full_host_memory_says_how_much_is_missing(loader, store):
         await saved(store, plan)
     held = loaded(loader, large)
     report = loaded(loader, small)
-    assert (report.outcome, report.missing_bytes) == (LoadOutcome.NO_ROOM, 2 * 128)
+    assert (report.outcome, report.missing_bytes) == (LoadOutcome.NO_SPACE, 2 * 128)
     assert held.copy is not None
     loader.drop(held.copy)
     assert loaded(loader, small).outcome is LoadOutcome.COPIED

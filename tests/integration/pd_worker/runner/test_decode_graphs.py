@@ -197,8 +197,8 @@ def mutant_lengths_as_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     def bounded(self: DecodeGraphs, buffers: DecodeBuffers) -> AttentionMetadata:
         meta = make(self, buffers)
         # As a capture reads it: once.
-        most = longest.setdefault(buffers.size, int(meta.decode_lengths.numpy().max()))
-        meta.decode_tables = meta.decode_tables[:, : -(-most // BLOCK)]
+        maximum = longest.setdefault(buffers.size, int(meta.decode_lengths.numpy().max()))
+        meta.decode_tables = meta.decode_tables[:, : -(-maximum // BLOCK)]
         return meta
 
     monkeypatch.setattr(DecodeGraphs, "_attention", bounded)

@@ -20,7 +20,7 @@ from triptych.base.errors import ConfigError
 from triptych.integrations.vllm.options import parse_options
 from triptych.models.identity import model_identity
 from triptych.pd_worker.vllm import own_server
-from triptych.pd_worker.vllm.own_server import OwnServer, server_words, with_dtype
+from triptych.pd_worker.vllm.own_server import OwnServer, server_args, with_dtype
 
 STORE = "redis://user:secret@127.0.0.1:6379/0"
 #: Writes its process id and arguments to a log, then runs the test's own lines.
@@ -115,7 +115,7 @@ def test_the_connector_takes_the_configuration_that_it_is_given(checkpoint: Path
     )
     file = tmp_path / "store"
     file.write_text(STORE)
-    words = server_words(config, 8123, str(file), 80 * GIB)
+    words = server_args(config, 8123, str(file), 80 * GIB)
     transfer = json.loads(words[words.index("--ec-transfer-config") + 1])
     options = parse_options(transfer["ec_connector_extra_config"])
     assert options.store == STORE

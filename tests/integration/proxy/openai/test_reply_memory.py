@@ -129,7 +129,7 @@ async def test_a_call_counts_until_its_client_has_the_reply_or_has_gone(store: E
 
 
 async def test_a_reader_above_the_least_rate_is_not_cut_and_one_that_reads_nothing_is(store):
-    limits = ConnectionLimits(window_seconds=0.4, least_bytes=16 * KIB, sweep_seconds=0.05)
+    limits = ConnectionLimits(window_seconds=0.4, min_bytes=16 * KIB, sweep_seconds=0.05)
     async with FakeCluster(store, connections=limits) as cluster:
         pd = cluster.pd_workers[0]
         pd.script = ["x" * (64 * KIB)] * 20

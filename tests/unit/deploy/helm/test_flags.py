@@ -114,13 +114,13 @@ def test_proxies_and_keda_agree_on_the_limits() -> None:
     }
     assert (scaling.min_encoders, scaling.max_encoders) == (0, 5)
     assert (scaling.min_pd_workers, scaling.max_pd_workers) == (2, 7)
-    for pool, least, most in (("encoder", 0, 5), ("pd", 2, 7)):
-        assert (objects[pool]["minReplicaCount"], objects[pool]["maxReplicaCount"]) == (least, most)
+    for pool, minimum, maximum in (("encoder", 0, 5), ("pd", 2, 7)):
+        assert (objects[pool]["minReplicaCount"], objects[pool]["maxReplicaCount"]) == (minimum, maximum)
         assert "fallback" not in objects[pool], "its number would replace the pods that there are"
 
 
 def test_gpu_pools_never_go_to_zero_unless_they_are_told_to() -> None:
-    for given, least in (({}, 1), ({"min": 0}, 0)):
+    for given, minimum in (({}, 1), ({"min": 0}, 0)):
         manifests = render(
             {
                 "autoscaling": {"engine": "keda"},
@@ -128,7 +128,7 @@ def test_gpu_pools_never_go_to_zero_unless_they_are_told_to() -> None:
             }
         )
         (scaled,) = [one for one in manifests if one["kind"] == "ScaledObject"]
-        assert scaled["spec"]["minReplicaCount"] == least
+        assert scaled["spec"]["minReplicaCount"] == minimum
 
 
 def test_the_download_takes_the_files_that_the_code_takes_from_a_hub() -> None:

@@ -221,7 +221,7 @@ def test_the_bytes_of_a_budget_are_those_of_its_buffers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("least", "most", "multiple", "budgets"),
+    ("minimum", "maximum", "multiple", "budgets"),
     [
         (256, 4096, 1, (256, 512, 1024, 2048, 4096)),
         (100, 350, 1, (100, 200, 350)),
@@ -232,18 +232,18 @@ def test_the_bytes_of_a_budget_are_those_of_its_buffers() -> None:
         (576, 100, 576, (576,)),
     ],
 )
-def test_budgets_double_from_the_least_and_end_with_the_most(least, most, multiple, budgets):
-    assert token_budgets(least, most, multiple) == budgets
+def test_budgets_double_from_the_least_and_end_with_the_most(minimum, maximum, multiple, budgets):
+    assert token_budgets(minimum, maximum, multiple) == budgets
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(1, 50), st.integers(1, 8), st.integers(1, 10_000))
-def test_budgets_ascend_by_at_most_a_factor_of_two_and_are_multiples(multiple, items, most):
-    budgets = token_budgets(multiple * items, most, multiple)
+def test_budgets_ascend_by_at_most_a_factor_of_two_and_are_multiples(multiple, items, maximum):
+    budgets = token_budgets(multiple * items, maximum, multiple)
     assert budgets[0] == multiple * items
     assert all(one < other <= 2 * one for one, other in zip(budgets, budgets[1:], strict=False))
     assert all(budget % multiple == 0 for budget in budgets)
-    assert budgets[-1] == budgets[0] or most - multiple < budgets[-1] <= most
+    assert budgets[-1] == budgets[0] or maximum - multiple < budgets[-1] <= maximum
 
 
 def test_given_budgets_are_sorted_and_taken_once() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from support.fakes.encoder_jobs import FakePreparer, Jobs, plan, spec
 from triptych.base.errors import InvalidRequest
-from triptych.encoder_worker.jobs.job import Failed, JobEvent, MediaWanted, Planned, Waiter
+from triptych.encoder_worker.jobs.job import Failed, JobEvent, MediaNeeded, Planned, Waiter
 from triptych.encoder_worker.jobs.table import JobStreams
 from triptych.encoder_worker.media.preparer import MediaBudget
 from triptych.encoder_worker.scheduler import Stage
@@ -141,7 +141,7 @@ async def test_media_are_asked_for_again_from_a_stream_with_permission(s: Stream
     permitted = s.join(events)
     s.streams.permit(permitted)
     s.streams.request_media(permitted.job)
-    assert events == [MediaWanted()]
+    assert events == [MediaNeeded()]
     assert permitted.job.media_sender is permitted
 
 
@@ -169,11 +169,11 @@ async def test_when_the_sender_of_media_leaves_another_stream_may_be_asked(s: St
     ],
 )
 async def test_a_half_close_too_early_fails_the_stream(
-    s: Streams, complete: bool, media_wanted: bool, permitted: bool, param: str | None, retryable: bool
+    s: Streams, complete: bool, media_needed: bool, permitted: bool, param: str | None, retryable: bool
 ) -> None:
     events: list[JobEvent] = []
     waiter = s.join(events)
-    waiter.permitted, waiter.media_wanted = permitted, media_wanted
+    waiter.permitted, waiter.media_needed = permitted, media_needed
     s.streams.close(waiter, complete=complete)
     [failed] = events
     assert (failed.error.param, failed.retryable) == (param, retryable)
@@ -196,7 +196,7 @@ async def test_media_that_a_half_closed_stream_would_have_to_send_again_fail_it(
     s.streams.close(waiter, complete=True)
     s.streams.request_media(waiter.job)
     wanted, failed = events
-    assert wanted == MediaWanted()
+    assert wanted == MediaNeeded()
     assert isinstance(failed, Failed) and failed.retryable
 
 

@@ -112,7 +112,7 @@ async def test_the_end_of_a_job_releases_its_lease_and_its_media() -> None:
     jobs, budget = Jobs(), MediaBudget(100)
     job = jobs.waiter("a").job
     await jobs.keeper.acquire("a")
-    job.media_room = await budget.acquire(10)
+    job.media_reservation = await budget.acquire(10)
     jobs.changed.clear()
     jobs.table.forget(job)
     assert jobs.keeper.held == []

@@ -53,7 +53,7 @@ class FakeLoads:
         self.waiting.append(LoadReport(key(name), LoadOutcome.ABSENT, reason="absent"))
 
     def no_room(self, name: str, missing: int, nbytes: int = 32) -> None:
-        report = LoadReport(key(name), LoadOutcome.NO_ROOM, None, "full", missing, nbytes)
+        report = LoadReport(key(name), LoadOutcome.NO_SPACE, None, "full", missing, nbytes)
         self.waiting.append(report)
 
 

@@ -53,7 +53,7 @@ def test_the_proxy_leaves_the_last_cores_to_the_pd_workers_and_keeps_one():
 )
 def test_what_the_flags_leave_open_is_chosen_for_the_cores_of_the_machine(flags, cores, chosen):
     found = share_cores(config_from(ServeConfig, flags), cores)
-    assert (found.cpu_sharing, found.encoders.most, found.encoder_threads) == chosen
+    assert (found.cpu_sharing, found.encoders.maximum, found.encoder_threads) == chosen
     given = flags.get("encoders")
     assert found.encoders == (given or WorkerRange.fixed(chosen[1]))
 

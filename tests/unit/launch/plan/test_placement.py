@@ -85,8 +85,8 @@ def test_a_gpu_that_cannot_hold_them_is_refused_before_anything_starts():
 
 def test_weights_context_and_caches_count_in_what_a_worker_needs():
     pd, encoder = gpu_needs(8 * GIB, _config("--kv-memory", "2GiB", "--device", "cuda"))
-    assert pd.least - encoder.least == 2 * GIB + 256 * (1 << 20) and pd.grows and not encoder.grows
-    assert encoder.least > 8 * GIB + CUDA_CONTEXT_BYTES
+    assert pd.minimum - encoder.minimum == 2 * GIB + 256 * (1 << 20) and pd.grows and not encoder.grows
+    assert encoder.minimum > 8 * GIB + CUDA_CONTEXT_BYTES
 
 
 def test_serve_gives_every_rank_a_gpu_and_its_worker_the_first_one(tmp_path: Path):
@@ -151,7 +151,7 @@ def random_placement(seed: int) -> None:
     except ConfigError:
         return
     assert [share.worker for share in shares] == [need.worker for need in needs]
-    assert all(share.nbytes >= need.least for share, need in zip(shares, needs, strict=True))
+    assert all(share.nbytes >= need.minimum for share, need in zip(shares, needs, strict=True))
     for gpu in gpus:
         number = int(gpu.name.removeprefix("cuda:"))
         there = [s for s in shares if 0 <= number - int(s.device.removeprefix("cuda:")) < s.ranks]

@@ -21,9 +21,9 @@ from triptych.models.checkpoint.pooling import GENERATES, PoolingDefaults, read_
 from triptych.models.checkpoint.support import (
     MATRIX,
     check_supported,
+    required_by_checkpoint,
+    required_by_flags,
     table,
-    wanted_by_checkpoint,
-    wanted_by_flags,
 )
 from triptych.models.registry import family_of
 
@@ -126,12 +126,12 @@ def resident(file: Path) -> int:
 def test_files_are_mapped_anew_so_that_read_pages_do_not_stay(checkpoint, monkeypatch):
     monkeypatch.setattr(folder, "MAPPED_BYTES", 2 * _MIB)
     file = checkpoint.path / "model.safetensors"
-    most = 0
+    maximum = 0
     for key, tensor in checkpoint.read(checkpoint.files):
         assert float(tensor.sum()) == int(key[1:]) * tensor.numel()
-        most = max(most, resident(file))
+        maximum = max(maximum, resident(file))
     # Up to two MiB, the tensor read last, and what the kernel maps ahead.
-    assert _MIB <= most <= 6 * _MIB
+    assert _MIB <= maximum <= 6 * _MIB
 
 
 def test_parts_of_tensors_are_the_same_across_mappings(checkpoint, monkeypatch):
@@ -169,9 +169,9 @@ def test_every_unserved_row_is_asked_for_by_a_flag_or_a_checkpoint() -> None:
     elsewhere = PDConfig(device="xpu")
     config = {"quantization_config": {"bits": 4}, "is_encoder_decoder": True, "sliding_window": 64}
     asked = {
-        *wanted_by_flags(everything),
-        *wanted_by_flags(elsewhere),
-        *wanted_by_checkpoint(config, ["adapter_config.json"]),
+        *required_by_flags(everything),
+        *required_by_flags(elsewhere),
+        *required_by_checkpoint(config, ["adapter_config.json"]),
     }
     refused = {row.name for row in MATRIX if not row.served}
     assert asked == refused | {"tensor_parallel", "int8"}
@@ -204,12 +204,12 @@ def test_every_test_named_in_the_table_exists() -> None:
     ],
 )
 def test_flags_ask_for_rows(flags: dict[str, object], wanted: list[str]) -> None:
-    assert wanted_by_flags(PDConfig(**flags)) == wanted  # type: ignore[arg-type]
+    assert required_by_flags(PDConfig(**flags)) == wanted  # type: ignore[arg-type]
 
 
 def test_an_encoder_on_cuda_may_stand_before_a_decoder_in_8_bits() -> None:
-    assert "int8_cuda" in wanted_by_flags(EncoderConfig(quantization="int8", device="cuda"))
-    assert "int8_cuda" not in wanted_by_flags(EncoderConfig(quantization="int8-decoder", device="cuda"))
+    assert "int8_cuda" in required_by_flags(EncoderConfig(quantization="int8", device="cuda"))
+    assert "int8_cuda" not in required_by_flags(EncoderConfig(quantization="int8-decoder", device="cuda"))
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_an_adapter_is_refused(tmp_path: Path) -> None:
 
 
 def test_decoder_only_models_keep_their_windows() -> None:
-    assert wanted_by_checkpoint({"sliding_window": 64}) == []
+    assert required_by_checkpoint({"sliding_window": 64}) == []
 
 
 TOKENIZER = Tokenizer(WordLevel({"yes": 4, "no": 9}, unk_token="no"))

@@ -73,8 +73,8 @@ def test_in_float16_a_layer_of_bart_gives_what_its_own_code_gives(louder: float)
 def test_no_budget_is_larger_than_the_longest_text_unless_a_worker_is_told_so() -> None:
     bart = loaded("bart")
     config = bart.get_encoder_cudagraph_config()
-    most = graph_limits(EncoderConfig(encoder_batch_patches=16384), bart, config).budgets
-    assert most == (64, 128, 256) and most[-1] == bart.config.max_position_embeddings
+    maximum = graph_limits(EncoderConfig(encoder_batch_patches=16384), bart, config).budgets
+    assert maximum == (64, 128, 256) and maximum[-1] == bart.config.max_position_embeddings
     told = EncoderConfig(encoder_batch_patches=16384, encoder_graph_budgets="512,64")
     assert graph_limits(told, bart, config).budgets == (64, 512)
     with pytest.raises(ValueError, match="max_token_budget: 32 is below min_token_budget 64"):

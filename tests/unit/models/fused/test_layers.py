@@ -77,7 +77,7 @@ def test_a_few_rows_of_bfloat16_pass_a_layer_in_four_products_with_the_numbers_o
         merge(layers)
         fuse_norms(layers)
         fuse_layers(layers)
-    monkeypatch.setitem(prepack.LEAST, torch.bfloat16, 1)
+    monkeypatch.setitem(prepack.MINIMUM, torch.bfloat16, 1)
     prepack.prepack(narrow)
     hidden, angles = (torch.randn(*shape, generator=generator) for shape in ((5, 128), (2, 5, 1, 32)))
     products: list[int] = []

@@ -70,7 +70,7 @@ def test_the_same_item_twice_in_one_request_stays_until_its_last_place_is_consum
     assert cache.acquire(("r", 1), plan) is Residency.PENDING
     cache.commit(plan.mm_hash)
     cache.release(("r", 0))
-    assert cache.acquire(("s", 0), other) is Residency.NO_ROOM
+    assert cache.acquire(("s", 0), other) is Residency.NO_SPACE
     cache.release(("r", 1))
     assert cache.acquire(("s", 0), other) is Residency.ABSENT
 
@@ -84,7 +84,7 @@ def test_an_item_above_the_capacity_is_too_big_and_holds_nothing() -> None:
 def test_no_room_holds_no_reference() -> None:
     cache = EncoderCache(160)
     load(cache, ("r", 0), item("a", 8))
-    assert cache.acquire(("s", 0), item("b", 8)) is Residency.NO_ROOM
+    assert cache.acquire(("s", 0), item("b", 8)) is Residency.NO_SPACE
     assert not cache.reserve(("s", 0), item("b", 8), 9.0)
     assert cache.references == 1
 

@@ -138,7 +138,7 @@ def test_a_step_is_run_and_what_it_takes_is_not_given_away(checkpoint: Checkpoin
 
 
 @pytest.mark.parametrize(
-    ("left", "most", "found"),
+    ("left", "maximum", "found"),
     [
         (80 * GIB, 100 * GIB, 10 * GIB),
         (80 * GIB, 3 * GIB, 3 * GIB),
@@ -147,8 +147,8 @@ def test_a_step_is_run_and_what_it_takes_is_not_given_away(checkpoint: Checkpoin
         (-GIB, 100 * GIB, MIN_EMBEDDINGS),
     ],
 )
-def test_embeddings_get_a_part_of_what_is_left_and_no_more_than_requests_can_use(left, most, found):
-    assert auto_embeddings(left, most) == found
+def test_embeddings_get_a_part_of_what_is_left_and_no_more_than_requests_can_use(left, maximum, found):
+    assert auto_embeddings(left, maximum) == found
 
 
 def test_what_embeddings_get_is_in_the_plan_and_not_the_kv_caches(checkpoint: Checkpoint) -> None:

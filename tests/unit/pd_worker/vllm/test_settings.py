@@ -20,7 +20,7 @@ from triptych.pd_worker.vllm.connection import EngineChoice, check_engine, choos
 from triptych.pd_worker.vllm.run import (
     MAX_FAILURES,
     BatchPlaces,
-    EmbeddingRoom,
+    EmbeddingMemory,
     PrefillShares,
     Retries,
 )
@@ -169,7 +169,7 @@ async def test_a_wait_cancelled_after_its_turn_came_gives_the_place_back():
 
 
 async def test_bytes_are_reserved_together_in_order_and_shared_by_key():
-    room = EmbeddingRoom(100)
+    room = EmbeddingMemory(100)
     await room.reserve("a", order(0.0), {"x": 60})
     await room.reserve("b", order(1.0), {"x": 60})
     assert room.reserved == 60

@@ -27,7 +27,7 @@ class Dispatch:
 
     def __init__(self, places: int = 1000, fails: str = "") -> None:
         self.places, self.fails = places, fails
-        self.running = self.most = 0
+        self.running = self.maximum = 0
         self.calls: list[ChatCall] = []
         self.cancelled: list[object] = []
 
@@ -35,7 +35,7 @@ class Dispatch:
         if self.running >= self.places:
             raise Overloaded("full", retry_after=1.0)
         self.running += 1
-        self.most = max(self.most, self.running)
+        self.maximum = max(self.maximum, self.running)
         try:
             await asyncio.sleep(0)
             if call.prompt == self.fails:
@@ -65,7 +65,7 @@ async def pool(dispatch: Dispatch, count: int) -> dict[int, float]:
 async def test_each_input_has_its_own_vector_and_as_many_are_under_way_as_have_places_or_some(places):
     dispatch = Dispatch(places)
     assert await pool(dispatch, 100) == {n: float(n) for n in range(100)}
-    assert dispatch.most == min(places, AT_ONCE)
+    assert dispatch.maximum == min(places, AT_ONCE)
 
 
 class Patient(Dispatch):

@@ -100,8 +100,8 @@ class PlainTable(EncoderJobTable):
             EncoderLoad(s.address, self._work_at(s.address, s.kind) + self._work_of(job, s.kind))
             for s in free
         ]
-        least = min((self._work_of(job, s.kind) for s in free), default=0.0)
-        return choose_encoder(loads, job.mm_hash, least)
+        minimum = min((self._work_of(job, s.kind) for s in free), default=0.0)
+        return choose_encoder(loads, job.mm_hash, minimum)
 
     def _at(self, address: str, state: JobState) -> int:
         return sum(job.state is state and job.address == address for job in self._jobs)

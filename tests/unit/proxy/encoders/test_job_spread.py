@@ -194,7 +194,7 @@ def test_a_faster_encoder_that_comes_gets_more_of_the_burst() -> None:
 
 
 #: The logarithm of the number of jobs, and nothing more, may show.
-MOST_GROWTH = 1.5
+MAX_GROWTH = 1.5
 STEPS = 8
 
 
@@ -204,12 +204,12 @@ def cost(table: FullTable | PlannedTable, steps: int) -> float:
 
 def test_an_item_costs_as_much_among_4096_as_among_16() -> None:
     few, many = cost(FullTable(16), STEPS), cost(FullTable(4096), STEPS)
-    assert many < MOST_GROWTH * few
+    assert many < MAX_GROWTH * few
 
 
 def test_the_admission_and_the_end_of_a_request_cost_as_much_among_4096_planned_items_as_among_16() -> None:
     few, many = cost(PlannedTable(16), 1), cost(PlannedTable(4096), 1)
-    assert many < MOST_GROWTH * few
+    assert many < MAX_GROWTH * few
 
 
 def test_changes_of_a_jobs_rank_leave_nothing_behind() -> None:

@@ -123,7 +123,7 @@ def make_request(attempt: int) -> Any:
         output=SimpleNamespace(paused=False),
         stale_link=None,
         refused_by=set(),
-        least_tokens=0,
+        min_tokens=0,
         deadline=10.0,
         log_extra={},
     )

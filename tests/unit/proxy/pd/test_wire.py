@@ -15,7 +15,7 @@ from triptych.protos import common_pb2, pd_pb2
 from triptych.proxy.call.chat import ChatCall, RawPrompt
 from triptych.proxy.events import Finished, Lost, RequestEvent
 from triptych.proxy.pd.link import FRESH_SECONDS, LoadReports
-from triptych.proxy.pd.router import least_tokens, takes, too_long
+from triptych.proxy.pd.router import min_tokens, takes, too_long
 from triptych.proxy.pd.wire import deliver, worker_event
 from triptych.proxy.requests.instructions import ResumeState
 
@@ -188,7 +188,7 @@ RESUMED = ResumeState((1,) * 20, (), (2,) * 5, 9)
     ],
 )
 def test_ids_items_and_what_is_resumed_are_known_and_text_counts_nothing(asked, items, resume, tokens):
-    assert least_tokens(asked, items, resume) == tokens
+    assert min_tokens(asked, items, resume) == tokens
 
 
 def test_a_limit_is_what_prompt_and_output_may_have_together() -> None:

@@ -19,7 +19,7 @@ from triptych.proxy.scaling.policy import (
     decide,
 )
 
-RULES = ScalingRules(least=0, most=64, slo=2.0)
+RULES = ScalingRules(minimum=0, maximum=64, slo=2.0)
 #: Ten seconds of work that arrive in each second, and nothing that waits.
 TEN = PoolDemand(fast=10.0, slow=10.0)
 
@@ -179,9 +179,9 @@ def test_demand_that_is_no_number_counts_as_none(bad: float) -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"least": 5, "most": 4}, "most is 4 and least is 5"),
-        ({"least": -1}, "least is -1"),
-        ({"most": 0}, "most is 0"),
+        ({"minimum": 5, "maximum": 4}, "maximum is 4 and minimum is 5"),
+        ({"minimum": -1}, "least is -1"),
+        ({"maximum": 0}, "maximum is 0"),
         ({"slo": 0.0}, "slo is 0.0"),
         ({"slo": math.nan}, "slo is nan"),
         ({"utilization": 1.1}, "utilization is 1.1"),
@@ -201,7 +201,7 @@ demands = st.builds(
 anything = st.floats(allow_nan=True, allow_infinity=True)
 hostile = st.builds(PoolDemand, anything, st.integers(-5, 10**7), anything, anything, anything)
 rules = st.builds(
-    lambda least, more, slo, rho: ScalingRules(least, max(least + more, 1), slo, rho),
+    lambda minimum, more, slo, rho: ScalingRules(minimum, max(minimum + more, 1), slo, rho),
     st.integers(0, 8),
     st.integers(0, 60),
     st.floats(0.01, 100),
@@ -215,7 +215,7 @@ def test_every_decision_is_between_least_and_most(given_rules, begin, course):
     pool = Pool(begin, given_rules)
     for demand, step in course:
         workers = pool.poll(demand, step).workers
-        assert given_rules.least <= workers <= given_rules.most
+        assert given_rules.minimum <= workers <= given_rules.maximum
         assert len(pool.state.needs) <= WINDOW_STEPS + 1
         if not math.isfinite(pool.now):
             pool.now = 0.0
@@ -226,7 +226,7 @@ def test_never_below_what_the_slo_needs(given_rules: ScalingRules, demand: PoolD
     pool = Pool(begin, given_rules)
     needed = demand.backlog / max(given_rules.slo - demand.largest, demand.largest)
     items = demand.waiting + begin
-    enough = min(math.ceil(min(needed, 1e7) - 1e-6), items, given_rules.most)
+    enough = min(math.ceil(min(needed, 1e7) - 1e-6), items, given_rules.maximum)
     assert pool.poll(demand).workers >= enough
 
 

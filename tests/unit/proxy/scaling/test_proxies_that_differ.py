@@ -89,13 +89,13 @@ def made() -> Cluster:
 
 
 CHANGES = [
-    {"most": 4},
-    {"least": 3},
+    {"maximum": 4},
+    {"minimum": 3},
     {"slo": 8.0},
     {"window": 5.0},
     {"utilization": 0.9},
     {"reserve": 1.0},
-    {"most": 4, "window": 40.0},
+    {"maximum": 4, "window": 40.0},
 ]
 
 
@@ -110,7 +110,7 @@ async def test_proxies_of_two_settings_announce_one_number(cluster, change):
 
 
 async def test_a_rolling_update_goes_over_to_the_new_rules_once(cluster: Cluster) -> None:
-    data, changed = cluster.data, replace(RULES, most=4)
+    data, changed = cluster.data, replace(RULES, maximum=4)
     old = [Proxy(data, f"old-{index}") for index in range(3)]
     await cluster.run(old, EIGHT, 60)
     running = list(old)
@@ -126,7 +126,7 @@ async def test_a_rolling_update_goes_over_to_the_new_rules_once(cluster: Cluster
 
 
 async def test_an_old_proxy_that_starts_again_hands_its_rules_over_when_it_has_gone(cluster: Cluster) -> None:
-    changed = replace(RULES, most=4)
+    changed = replace(RULES, maximum=4)
     new, old = Proxy(cluster.data, "new", changed), Proxy(cluster.data, "old")
     await cluster.run([new], EIGHT, 20)
     await cluster.run([new, old], EIGHT, 20)
@@ -138,7 +138,7 @@ async def test_an_old_proxy_that_starts_again_hands_its_rules_over_when_it_has_g
 
 
 async def test_the_rules_outlive_a_store_that_was_away_and_one_that_was_emptied(cluster: Cluster) -> None:
-    data, changed = cluster.data, replace(RULES, most=4)
+    data, changed = cluster.data, replace(RULES, maximum=4)
     old, new = Proxy(data, "old"), Proxy(data, "new", changed)
     await cluster.run([old, new], EIGHT, 20)
     before = len(data.ruled)

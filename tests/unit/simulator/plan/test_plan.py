@@ -14,7 +14,7 @@ from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.slo import Slo
 from triptych.simulator.cluster.shape import colocated, on_devices
 from triptych.simulator.costs.costs import CostModel, EncoderCosts, PDCosts, ProxyCosts
-from triptych.simulator.plan.answer import MOST_BOUGHT, fewest_workers
+from triptych.simulator.plan.answer import MAX_BOUGHT, fewest_workers
 from triptych.simulator.plan.estimate import Estimate, best_counts, estimate
 from triptych.simulator.plan.question import PlannedDevice, Question, check_question
 from triptych.simulator.plan.ratios import Ratios, Served, best_ratio, candidates
@@ -119,9 +119,9 @@ def test_the_devices_for_a_rate_are_the_fewest() -> None:
     assert fewest(found, 24.1, apart=True) == 6
     assert fewest(found, 5.6, apart=False) == 1
     assert fewest(found, 24, apart=False) == 5
-    with pytest.raises(ConfigError, match=f"--rate 1e\\+07 takes more than {MOST_BOUGHT} devices"):
+    with pytest.raises(ConfigError, match=f"--rate 1e\\+07 takes more than {MAX_BOUGHT} devices"):
         fewest(found, 1e7, apart=False)
-    with pytest.raises(ConfigError, match=f"takes more than {MOST_BOUGHT} devices"):
+    with pytest.raises(ConfigError, match=f"takes more than {MAX_BOUGHT} devices"):
         fewest(found, 1.7e308, apart=True)
 
 

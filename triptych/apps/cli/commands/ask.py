@@ -94,14 +94,14 @@ def ask(options: AskOptions) -> None:
 @configured(TranscribeOptions)
 def transcribe(options: TranscribeOptions) -> None:
     """Transcribes the audio FILE (WAV, FLAC, MP3, Ogg, M4A, WebM) with the speech model of a cluster."""
-    words: SpeechFields = {}
+    fields: SpeechFields = {}
     if options.language:
-        words["language"] = options.language
+        fields["language"] = options.language
     if options.prompt:
-        words["prompt"] = options.prompt
+        fields["prompt"] = options.prompt
     with _connected(options, _TRANSCRIBE_TIMEOUT) as client:
         text = client.transcribe_to(
-            options.file, options.format, translate=options.translate, model=options.model, **words
+            options.file, options.format, translate=options.translate, model=options.model, **fields
         )
     sys.stdout.write(text.rstrip("\n") + "\n")
 

@@ -191,7 +191,7 @@ class GoodputOptions(MeasureOptions):
     search_windows: int = flag(3, "windows that vote on a rate")
     resolution: float = flag(0.05, "where the search ends")
     highest: float = flag(1000.0, "highest rate of the search")
-    repeats: int = flag(1, "windows per rate", least=1)
+    repeats: int = flag(1, "windows per rate", minimum=1)
     metrics: tuple[str, ...] = flag((), "/metrics pages whose queues to draw")
 
     def make_course(self) -> Course:
@@ -234,7 +234,7 @@ class AbOptions(MeasureOptions):
     files: OutputOptions = part(AbFiles)
     a: str = flag("", "URL of one server", required=True)
     b: str = flag("", "URL of the other", required=True)
-    repeats: int = flag(3, "windows of each", least=1)
+    repeats: int = flag(3, "windows of each", minimum=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,9 +260,9 @@ def _given(value: T | None, default: T) -> T:
 
 def _json_object(text: str) -> dict[str, object]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError as error:
         raise ConfigError(f"--extra-body is no JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ConfigError("--extra-body must be a JSON object")
-    return found
+    return value

@@ -33,7 +33,7 @@ class CertOptions(CommandOptions):
     folder: Path = Path()
     host: str = flag("", "names and addresses that clients connect to; several with commas", joined=True)
     name: str = flag(ServiceConfig().tls_name, "DNS name of the services among themselves: their --tls-name")
-    days: int = flag(90, "days that the certificate is good for", least=1, most=825)
+    days: int = flag(90, "days that the certificate is good for", minimum=1, maximum=825)
 
 
 @click.command()

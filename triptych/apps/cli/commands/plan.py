@@ -69,18 +69,18 @@ def plan(options: PlanOptions) -> None:
     check_question(question)
     _check_files(options)
     with shown_by(command_renderer()):
-        found = answer(
+        result = answer(
             question, rate=rate, sensitivity=not options.quick, scale=options.scale, store_rate=store_rate
         )
     console = Console()
-    show(found, console)
+    show(result, console)
     if options.json:
-        write_document(options.json, found)
+        write_document(options.json, result)
         console.print(f"wrote {options.json}", markup=False, highlight=False)
     if options.plot:
         from triptych.simulator.plan.plot import save
 
-        save(found, options.plot)
+        save(result, options.plot)
         console.print(f"wrote {options.plot}", markup=False, highlight=False)
 
 
@@ -168,7 +168,7 @@ def profile(given: ProfileArguments) -> None:
 
     options = ProfileOptions(path, model_name(path), given.device, given.dtype, given.threads, given.quick)
     with shown_by(command_renderer()):
-        found = measure(options)
-    write_profile(given.output, found)
-    click.echo(report(found))
+        result = measure(options)
+    write_profile(given.output, result)
+    click.echo(report(result))
     click.echo(f"wrote {given.output}")

@@ -99,7 +99,7 @@ class ForkServer:
         self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
 
     async def fork(
-        self, name: str, words: Sequence[str], environment: Mapping[str, str]
+        self, name: str, args: Sequence[str], environment: Mapping[str, str]
     ) -> ForkedProcess | None:
         """A new `triptych` process with these words; None when it has to be started by exec."""
         async with self._lock:
@@ -109,7 +109,7 @@ class ForkServer:
                 if not self._ready:
                     await self._read_reply(PRELOAD_SECONDS)
                     self._ready = True
-                request = ForkRequest(name, list(words), dict(environment))
+                request = ForkRequest(name, list(args), dict(environment))
                 self._writer.write(json.dumps(asdict(request)).encode() + b"\n")
                 reply = await self._read_reply(FORK_SECONDS)
                 if "pid" in reply:

@@ -76,7 +76,7 @@ def plan_cluster(
         proxy_metrics=_metrics_address(proxy),
         proxy_tls=front_door_tls(proxy) is not None,
         proxy_address=(proxy.host if proxy.host != "0.0.0.0" else "127.0.0.1", proxy.port),
-        pools={pool: workers.least for pool, workers in config.pools.items()},
+        pools={pool: workers.minimum for pool, workers in config.pools.items()},
         scaled={pool: workers for pool, workers in config.pools.items() if workers.scaled},
         run_dir=run_dir,
         store_url=url,
@@ -110,10 +110,10 @@ def scaling_config(config: ServeConfig) -> ScalingConfig:
     encoders, pd = config.pools["encoder"], config.pools["pd"]
     return replace(
         config.proxy.scaling,
-        min_encoders=encoders.least if encoders.scaled else 0,
-        max_encoders=encoders.most if encoders.scaled else 0,
-        min_pd_workers=pd.least if pd.scaled else 1,
-        max_pd_workers=pd.most if pd.scaled else 0,
+        min_encoders=encoders.minimum if encoders.scaled else 0,
+        max_encoders=encoders.maximum if encoders.scaled else 0,
+        min_pd_workers=pd.minimum if pd.scaled else 1,
+        max_pd_workers=pd.maximum if pd.scaled else 0,
     )
 
 
@@ -177,8 +177,8 @@ class _Place:
         return replace(config, device=self.share.device, device_memory=self.share.nbytes)
 
 
-def _command(service: str, config: Config, *words: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "triptych.apps.cli", service, *words, *arguments(config))
+def _command(service: str, config: Config, *args: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "triptych.apps.cli", service, *args, *arguments(config))
 
 
 def _fork_server(config: ServeConfig) -> tuple[str, ...]:

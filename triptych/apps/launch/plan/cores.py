@@ -67,13 +67,13 @@ def share_cores(config: ServeConfig, cores: int) -> ServeConfig:
         shared = config.topology == "epd" and config.pd.device == "cpu" and not config.cpus_per_worker
         sharing = "pace" if shared else "free"
     encoders = config.encoders
-    if not encoders.most:
+    if not encoders.maximum:
         towers = min(cores, _MAX_ENCODERS) if sharing == "pace" else 1
         encoders = WorkerRange.fixed(max(1, towers // config.encoder.encoder_data_parallel))
     threads = given = config.encoder_threads or config.encoder.threads
     if not threads and sharing == "pace":
         # Never all cores for one encoder: each of its layers would wait for the core that a PD worker uses.
-        threads = max(1, cores // max(encoders.most, 2))
+        threads = max(1, cores // max(encoders.maximum, 2))
     spare = sharing == "pace"
     return replace(
         config,

@@ -37,7 +37,7 @@ class Need:
     """
 
     worker: str
-    least: int
+    minimum: int
     grows: bool
     ranks: int = 1
 
@@ -59,12 +59,12 @@ def find_devices(flag: str, command: Sequence[str] = _PROBE) -> list[Gpu]:
     """The devices that --device `cuda` or `cuda:N` selects; ConfigError if there are none."""
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=True)
-        found = [Gpu(str(one["name"]), int(one["free"])) for one in json.loads(run.stdout)]
+        gpus = [Gpu(str(one["name"]), int(one["free"])) for one in json.loads(run.stdout)]
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"--device {flag}: the GPUs cannot be queried ({type(error).__name__})") from error
-    selected = [device for device in found if flag in ("cuda", device.name)]
+    selected = [device for device in gpus if flag in ("cuda", device.name)]
     if not selected:
-        names = ", ".join(device.name for device in found) or "no CUDA device"
+        names = ", ".join(device.name for device in gpus) or "no CUDA device"
         raise ConfigError(
             f"--device {flag}: this torch finds {names}; use --device cpu, cuda or one of these"
         )
@@ -82,11 +82,11 @@ def place_workers(devices: Sequence[Gpu], needs: Sequence[Need]) -> list[Share]:
     placed: dict[str, list[Need]] = {device.name: [] for device in devices}
     chosen: dict[str, Sequence[Gpu]] = {}
     # Most ranks first, then the largest: small workers fit anywhere.
-    for need in sorted(needs, key=lambda one: (-one.ranks, not one.grows, -one.least)):
+    for need in sorted(needs, key=lambda one: (-one.ranks, not one.grows, -one.minimum)):
         fitting = [
             rows
             for rows in _neighbours(devices, need.ranks)
-            if all(_left(one, placed[one.name]) >= need.least for one in rows)
+            if all(_left(one, placed[one.name]) >= need.minimum for one in rows)
         ]
         if not fitting:
             raise ConfigError(f"{_unmet(need)}\n{_table(devices, placed)}")
@@ -98,7 +98,7 @@ def place_workers(devices: Sequence[Gpu], needs: Sequence[Need]) -> list[Share]:
         Share(
             need.worker,
             chosen[need.worker][0].name,
-            need.least + min(_extra(one, placed[one.name], need) for one in chosen[need.worker]),
+            need.minimum + min(_extra(one, placed[one.name], need) for one in chosen[need.worker]),
             need.ranks,
         )
         for need in needs
@@ -121,7 +121,7 @@ def _unmet(need: Need) -> str:
     else:
         where = f"each of {need.ranks} GPUs in a row at least, and no such row has that left"
         more = "start fewer workers or ranks, or give more GPUs or"
-    return f"{need.worker} needs {format_size(need.least)} of {where}: {more} a smaller --kv-memory"
+    return f"{need.worker} needs {format_size(need.minimum)} of {where}: {more} a smaller --kv-memory"
 
 
 def share_table(devices: Sequence[Gpu], shares: Sequence[Share]) -> str:
@@ -150,7 +150,7 @@ def _crowd(device: Gpu, there: Sequence[Need], need: Need) -> tuple[int, int]:
 
 
 def _left(device: Gpu, there: Sequence[Need]) -> int:
-    return device.usable - sum(need.least for need in there)
+    return device.usable - sum(need.minimum for need in there)
 
 
 def _extra(device: Gpu, there: Sequence[Need], need: Need) -> int:
@@ -159,5 +159,5 @@ def _extra(device: Gpu, there: Sequence[Need], need: Need) -> int:
 
 
 def _table(devices: Sequence[Gpu], placed: dict[str, list[Need]]) -> str:
-    shares = [Share(need.worker, name, need.least) for name, there in placed.items() for need in there]
+    shares = [Share(need.worker, name, need.minimum) for name, there in placed.items() for need in there]
     return share_table(devices, shares)

@@ -201,7 +201,7 @@ def gpu_needs(weights: int, config: ServeConfig) -> list[Need]:
     """
     given, ranks = config.pd.device_memory, config.ranks
 
-    def least(kind: str) -> int:
+    def minimum(kind: str) -> int:
         if kind == "encoder":
             return CUDA_CONTEXT_BYTES + weights + _ACTIVATION_BYTES
         kv = (config.pd.kv_memory or _MIN_KV_BYTES) // ranks["pd"]
@@ -209,6 +209,6 @@ def gpu_needs(weights: int, config: ServeConfig) -> list[Need]:
         return CUDA_CONTEXT_BYTES + share + _ACTIVATION_BYTES + config.pd.embedding_memory + kv
 
     return [
-        Need(name, given or least(kind), grows=kind != "encoder" and not given, ranks=ranks[kind])
+        Need(name, given or minimum(kind), grows=kind != "encoder" and not given, ranks=ranks[kind])
         for name, kind in config.counts.kinds.items()
     ]

@@ -183,8 +183,8 @@ class RayActors:
         """The actors that live, wait for their place or are being restarted."""
         import ray
 
-        found = ray.util.list_named_actors(all_namespaces=True)
-        return {one["name"] for one in found if one["namespace"] == self._namespace} - {SERVE}
+        actors = ray.util.list_named_actors(all_namespaces=True)
+        return {one["name"] for one in actors if one["namespace"] == self._namespace} - {SERVE}
 
     def start(self, pool: ActorPool, name: str) -> None:
         """Creates an actor in its placement group; Ray starts it when the group has its place."""
@@ -213,18 +213,18 @@ class RayActors:
         """How the actors' services are; an actor that has no place yet, or does not answer, is missing."""
         import ray
 
-        asked = {}
+        pending = {}
         for name in names:
             with contextlib.suppress(ValueError):
                 actor = ray.get_actor(name, namespace=self._namespace)
-                asked[actor.health.remote()] = name
-        if not asked:
+                pending[actor.health.remote()] = name
+        if not pending:
             return {}
-        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_CALL_SECONDS)
+        answered, _ = ray.wait(list(pending), num_returns=len(pending), timeout=_CALL_SECONDS)
         states: dict[str, ActorState] = {}
         for ref in answered:
             with contextlib.suppress(ray.exceptions.RayError):
-                states[asked[ref]] = ray.get(ref)
+                states[pending[ref]] = ray.get(ref)
         return states
 
     def command(self, name: str) -> list[str]:
@@ -249,13 +249,13 @@ class RayActors:
         """The cluster's placement groups by name."""
         import ray
 
-        prefix, found = self._group_name(""), {}
+        prefix, groups = self._group_name(""), {}
         for row in ray.util.placement_group_table().values():
             if row["name"].startswith(prefix) and row["state"] not in _GONE:
-                found[row["name"].removeprefix(prefix)] = ActorGroup(
+                groups[row["name"].removeprefix(prefix)] = ActorGroup(
                     frozen(row["bundles"].values()), row["strategy"], row["state"] == "CREATED"
                 )
-        return found
+        return groups
 
     def create_group(self, pool: ActorPool, group: str) -> None:
         """Asks Ray for the resources; a pending group is what Ray's autoscaler adds nodes for."""

@@ -91,15 +91,15 @@ class ActorPool:
 
     def group(self, name: str) -> str:
         """The placement group of an actor: that of the pool's least, or one of its own."""
-        return self.name if index_of(name) < self.size.least else name
+        return self.name if index_of(name) < self.size.minimum else name
 
     def bundle_index(self, name: str) -> int:
         """The actor's bundle in its placement group."""
-        return index_of(name) if index_of(name) < self.size.least else 0
+        return index_of(name) if index_of(name) < self.size.minimum else 0
 
     def bundles(self, group: str) -> list[dict[str, float]]:
         """The bundles of a placement group."""
-        return [self.resources.bundle] * (self.size.least if group == self.name else 1)
+        return [self.resources.bundle] * (self.size.minimum if group == self.name else 1)
 
 
 def index_of(name: str) -> int:
@@ -127,8 +127,8 @@ def plan_actors(config: ServeConfig, *, model: str, store: str, home: str) -> di
     pools = {}
     for kind in kinds:
         worker = _worker(config, kind, resources[kind], store)
-        words = (kind, *([model] if model else []), *arguments(worker), "--store", store)
-        pools[kind] = ActorPool(kind, words, _at_least_one(sizes[kind]), resources[kind])
+        args = (kind, *([model] if model else []), *arguments(worker), "--store", store)
+        pools[kind] = ActorPool(kind, args, _at_least_one(sizes[kind]), resources[kind])
     own_store = config.store_memory if config.store == "auto" else 0
     proxy = replace(config.proxy, store_memory=own_store, scaling=scaling_config(config))
     pools["proxy"] = ActorPool(
@@ -144,7 +144,7 @@ def plan_actors(config: ServeConfig, *, model: str, store: str, home: str) -> di
 
 def _at_least_one(size: WorkerRange) -> WorkerRange:
     """The size, where the flag leaves it open one worker."""
-    return size if size.most else WorkerRange.fixed(1)
+    return size if size.maximum else WorkerRange.fixed(1)
 
 
 def _pinned(resources: PoolResources, home: str) -> PoolResources:

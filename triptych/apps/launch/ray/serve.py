@@ -48,7 +48,7 @@ from triptych.base.config import ServeConfig, check_scaled, front_door_tls, is_l
 from triptych.base.errors import ConfigError
 from triptych.base.log import setup_logging
 from triptych.base.machine.resources import usable_cpus
-from triptych.models.checkpoint.support import check_supported, wanted_by_flags
+from triptych.models.checkpoint.support import check_supported, required_by_flags
 
 logger = logging.getLogger("launch")
 
@@ -157,7 +157,7 @@ class ServeLoop:
     async def _ready(self) -> bool:
         """Whether as many workers as the cluster always has are registered, and all proxies answer."""
         counts = await registered(self._config.store)
-        if any(counts.get(pool, 0) < size.least for pool, size in self._config.pools.items()):
+        if any(counts.get(pool, 0) < size.minimum for pool, size in self._config.pools.items()):
             return False
         proxies = [self._proxy_address(name) for name in self._pools["proxy"].names(self._config.ray.proxies)]
         tls = front_door_tls(self._config.proxy) is not None
@@ -219,7 +219,7 @@ def _with_model(config: ServeConfig) -> tuple[ServeConfig, str]:
     """(config with the model's folder and name here, MODEL as other nodes resolve it)."""
     given = resolve_demo(config.demo, config.model)
     path = resolve_model(given)
-    check_supported(path, wanted_by_flags(config.pd))
+    check_supported(path, required_by_flags(config.pd))
     name = config.pd.served_model_name or model_name(path)
     config = replace(
         config,
@@ -260,4 +260,4 @@ def _ray(config: ServeConfig, model: str, store: str) -> Iterator[None]:
 
 def _cpus(pools: Mapping[str, ActorPool]) -> int:
     """The CPUs that all actors reserve together."""
-    return math.ceil(sum(pool.size.most * pool.resources.num_cpus for pool in pools.values()))
+    return math.ceil(sum(pool.size.maximum * pool.resources.num_cpus for pool in pools.values()))

@@ -42,7 +42,7 @@ class DesiredActors:
     ) -> None:
         self._pools = pools
         self._draining = draining
-        self._running = {name: pool.names(pool.size.least) for name, pool in pools.items()}
+        self._running = {name: pool.names(pool.size.minimum) for name, pool in pools.items()}
 
     @property
     def names(self) -> list[str]:
@@ -54,11 +54,11 @@ class DesiredActors:
         for name in sorted(adopted, key=index_of):
             pool = self._pools[pool_of(name)]
             running = self._running[pool.name]
-            if name not in running and name in pool.names(pool.size.most):
+            if name not in running and name in pool.names(pool.size.maximum):
                 running.append(name)
 
     def workers(self, pool: str) -> PoolWorkers:
-        names = self._pools[pool].names(self._pools[pool].size.most)
+        names = self._pools[pool].names(self._pools[pool].size.maximum)
         # The first are those that the pool always has: they are never the newest.
         return PoolWorkers(names, list(self._running[pool]), self._draining())
 
@@ -152,7 +152,7 @@ class ActorSupervisor:
 
     async def _is_ours(self, name: str, groups: Mapping[str, ActorGroup]) -> bool:
         pool = self._pools.get(pool_of(name))
-        if pool is None or name not in pool.names(pool.size.most):
+        if pool is None or name not in pool.names(pool.size.maximum):
             return False
         group = groups.get(pool.group(name))
         if group is None or group.strategy != pool.resources.strategy:

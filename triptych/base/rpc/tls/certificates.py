@@ -62,11 +62,11 @@ class Certificates:
     def _look(self) -> None:
         now = self._clock()
         self._look_at = now + LOOK_SECONDS
-        found = _signature(self._files)
+        signature = _signature(self._files)
         again = self._retry_at is not None and now >= self._retry_at
-        if found == self._tried and not again:
+        if signature == self._tried and not again:
             return
-        known, self._tried = found == self._tried, found
+        known, self._tried = signature == self._tried, signature
         try:
             self._material = self._read(self._files)
         except Exception as error:  # whatever it is: gRPC is in the middle of a handshake
@@ -107,7 +107,7 @@ def _signature(files: TlsFiles) -> _Signature:
 
 def _stamp(path: str) -> tuple[int, int, int]:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return (0, 0, 0)
-    return (found.st_ino, found.st_mtime_ns, found.st_size)
+    return (status.st_ino, status.st_mtime_ns, status.st_size)

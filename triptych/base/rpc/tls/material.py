@@ -10,7 +10,7 @@ from triptych.base.config.tls import TlsFiles
 from triptych.base.errors import ConfigError
 
 #: Larger files are no certificates.
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _BEGIN = b"-----BEGIN CERTIFICATE-----"
 _END = b"-----END CERTIFICATE-----"
 #: Keys that gRPC's BoringSSL speaks, by the object identifiers in a certificate: RSA, ECDSA P-256 and P-384.
@@ -65,7 +65,7 @@ def _read(files: TlsFiles) -> tuple[bytes, bytes, bytes]:
             continue
         try:
             with Path(path).open("rb") as file:
-                contents[index] = file.read(_MOST_BYTES)
+                contents[index] = file.read(_MAX_BYTES)
         except OSError as error:
             raise ConfigError(f"{flag} {path} cannot be read: {error.strerror}") from None
     return contents[0], contents[1], contents[2]
