@@ -7,7 +7,6 @@ One flattened ragged batch per step: first the sequences that compute one token,
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from importlib.util import find_spec
 
@@ -21,23 +20,7 @@ from triptych.models.geometry import LayerRule
 from triptych.pd_worker.attention.block_attention import attend_in_blocks
 from triptych.pd_worker.attention.cpu_attention import attend_on_cpu
 from triptych.pd_worker.attention.gathered_attention import attend_gathered
-from triptych.pd_worker.attention.metadata import (
-    AttentionMetadata,
-    CrossSpan,
-    CrossTables,
-    PagedKVCache,
-    PrefillSpan,
-)
-
-__all__ = [
-    "ATTENTION_NAME",
-    "AttentionMetadata",
-    "CrossSpan",
-    "CrossTables",
-    "PagedKVCache",
-    "PrefillSpan",
-    "paged_attention",
-]
+from triptych.pd_worker.attention.metadata import AttentionMetadata
 
 #: Values of --attention-backend.
 BACKENDS = ("auto", "triton", "cpu", "sdpa")
@@ -100,7 +83,7 @@ def paged_attention(
     meta, q = attn_metadata, query[0]
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     cache = meta.cache
-    rule = meta.layer_rules[layer] if meta.layer_rules else _window_rule(sliding_window)
+    rule = meta.layer_rules[layer] if meta.layer_rules else LayerRule(sliding_window)
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
     out = torch.empty(q.shape[1], q.shape[0], cache.values[layer].shape[-1], dtype=q.dtype, device=q.device)
     cross = meta.cross is not None and bool(getattr(module, "is_cross", False))
@@ -113,9 +96,6 @@ def paged_attention(
         attend = attend_gathered
     attend(q, layer, meta, rule, scale, softcap, out, cross=cross)
     return out[None], None
-
-
-_window_rule = functools.cache(LayerRule)
 
 
 def _refuse_unsupported(

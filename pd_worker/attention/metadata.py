@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from triptych.kernels.cpu_attention import fits, write_cache
+from triptych.kernels.cpu_attention import Sequences, fits, write_cache
 from triptych.kernels.library import kernel_library
 from triptych.models.base import DecoderSide
 from triptych.models.geometry import KVShape, LayerRule, SpanRule
 from triptych.models.recurrent import RecurrentStates
 
 if TYPE_CHECKING:
-    from triptych.kernels.cpu_attention import Sequences
     from triptych.kernels.paged_attention import PagedQueries
 
 

@@ -20,7 +20,9 @@ from triptych.models.registry import family_of
 from triptych.pd_worker.frontend.chat_template import (
     ChatTemplate,
     TemplateMessage,
+    find_tool_format,
     for_template,
+    marker_tokens,
     parse_messages,
     parse_tools,
     parse_variables,
@@ -30,7 +32,6 @@ from triptych.pd_worker.frontend.chat_template import (
 )
 from triptych.pd_worker.frontend.reasoning import Reasoning, find_reasoning
 from triptych.pd_worker.frontend.tokenization import GuardedTokenizer, load_tokenizer
-from triptych.pd_worker.frontend.tool_format import find_tool_format, marker_tokens
 from triptych.pd_worker.frontend.wire import in_words, parse_pair, plain_text
 
 #: No vocabulary's token is longer, so that a longer text is too long before it is tokenised.

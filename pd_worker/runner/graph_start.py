@@ -15,8 +15,7 @@ from triptych.models.base import DecoderSide
 from triptych.pd_worker.attention.attention import backend_on
 from triptych.pd_worker.attention.metadata import PagedKVCache
 from triptych.pd_worker.runner.capacity import max_model_len
-from triptych.pd_worker.runner.decode_graphs import DecodeGraphs
-from triptych.pd_worker.runner.decode_sizes import DecodeSize, decode_sizes, shown
+from triptych.pd_worker.runner.decode_graphs import DecodeGraphs, DecodeSize, decode_sizes, shown
 from triptych.pd_worker.runner.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,7 @@ from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.pd_worker.attention.metadata import PagedKVCache
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, Projection, ScheduledChunk, SchedulerOutput
 from triptych.pd_worker.runner.batch import Batch, BatchBuilder, batch_digest
-from triptych.pd_worker.runner.decode_graphs import DecodeGraphs
-from triptych.pd_worker.runner.decode_sizes import DecodeSize
+from triptych.pd_worker.runner.decode_graphs import DecodeGraphs, DecodeSize
 from triptych.pd_worker.runner.host_kv_cache import HostKVCache, copy_blocks
 from triptych.pd_worker.runner.pooler import add_chunks, score
 from triptych.pd_worker.runner.sampler import SamplerInput, raw_logprobs, read_logprobs, sample, select

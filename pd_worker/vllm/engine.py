@@ -214,7 +214,7 @@ class VLLMEngine:
 
     def _emit(self, events: list[EngineEvent]) -> None:
         self._metrics.count(events)
-        self._prefills.count(sum(len(event.token_ids) for event in events if isinstance(event, NewTokens)))
+        self._prefills.decoded += sum(len(e.token_ids) for e in events if isinstance(e, NewTokens))
         self._emit_events(events)
 
     def _forget(self, key: RequestKey, task: asyncio.Task[None]) -> None:

@@ -76,8 +76,9 @@ class PrefillShares:
     """
 
     def __init__(self) -> None:
+        #: Tokens that have come since the seconds were shared last.
+        self.decoded = 0
         self._states: list[RequestState] = []
-        self._decoded = 0
         self._since = 0.0
 
     def begin(self, state: RequestState, now: float) -> None:
@@ -91,14 +92,10 @@ class PrefillShares:
             self._share(now)
             self._states.remove(state)
 
-    def count(self, tokens: int) -> None:
-        """So many tokens have come."""
-        self._decoded += tokens
-
     def _share(self, now: float) -> None:
         seconds, self._since = now - self._since, now
-        decoded, self._decoded = self._decoded, 0
-        tokens = sum(state.num_prompt_tokens for state in self._states) + decoded
+        tokens = sum(state.num_prompt_tokens for state in self._states) + self.decoded
+        self.decoded = 0
         for state in self._states:
             state.work_seconds += seconds * state.num_prompt_tokens / tokens
 

@@ -239,24 +239,18 @@ class PostEndpoint(ABC, Generic[P]):
 
     async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         length = headers.get(b"content-length", b"")
-        if length.isdigit() and int(length) > self._max_body:
-            raise self._too_large()
+        announced = int(length) if length.isdigit() else 0
         chunks, size = [], 0
-        while True:
+        while max(size, announced) <= self._max_body:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
-            chunk = message.get("body", b"")
-            size += len(chunk)
-            if size > self._max_body:
-                raise self._too_large()
-            chunks.append(chunk)
-            if not message.get("more_body", False):
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            if size <= self._max_body and not message.get("more_body", False):
                 return b"".join(chunks)
-
-    def _too_large(self) -> TooLarge:
-        size = format_size(self._max_body)
-        return TooLarge(f"the request body is above {size}; {self.smaller}", param="body")
+        limit = format_size(self._max_body)
+        raise TooLarge(f"the request body is above {limit}; {self.smaller}", param="body")
 
     async def _serve(self, request: P, receive: Receive, reply: HttpReply) -> None:
         """Answers while watching the client: when it disconnects or takes nothing, everything is cancelled.

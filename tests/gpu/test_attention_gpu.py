@@ -8,12 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from triptych.pd_worker.attention.attention import (
-    AttentionMetadata,
-    PagedKVCache,
-    PrefillSpan,
-    paged_attention,
-)
+from triptych.pd_worker.attention.attention import paged_attention
+from triptych.pd_worker.attention.metadata import AttentionMetadata, PagedKVCache, PrefillSpan
 
 pytestmark = pytest.mark.gpu
 

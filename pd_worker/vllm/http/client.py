@@ -129,8 +129,7 @@ class VLLMClient:
             shares = [float(value) for value in _KV_USAGE.findall(await self.metrics())]
         except EngineError:
             return 0.0
-        known = [share for share in shares if 0 <= share <= 1]
-        return sum(known) / len(known) if known else 0.0
+        return min(sum(shares) / len(shares), 1.0) if shares else 0.0
 
     @property
     def pools(self) -> bool:

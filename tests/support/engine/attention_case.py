@@ -10,13 +10,13 @@ import torch
 
 from support.engine.reference_attention import written_out
 from triptych.models.geometry import KVShape, LayerRule, SpanRule
-from triptych.pd_worker.attention.attention import (
+from triptych.pd_worker.attention.attention import paged_attention
+from triptych.pd_worker.attention.metadata import (
     AttentionMetadata,
     CrossSpan,
     CrossTables,
     PagedKVCache,
     PrefillSpan,
-    paged_attention,
 )
 
 HEADS, DIM, BLOCK, SCALE, LONGEST = 4, 8, 4, 0.3, 700

@@ -12,8 +12,7 @@ from triptych.base.machine.graphs import GraphBackend
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossTables, PagedKVCache
 from triptych.pd_worker.runner.batch import Batch
-from triptych.pd_worker.runner.decode_graphs import DecodeGraphs
-from triptych.pd_worker.runner.decode_sizes import decode_sizes
+from triptych.pd_worker.runner.decode_graphs import DecodeGraphs, decode_sizes
 
 BLOCK = 4
 #: No token, slot, block or length: an operator that reads it raises.

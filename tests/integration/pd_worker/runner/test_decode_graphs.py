@@ -19,8 +19,7 @@ from triptych.models.registry import load_decoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.attention.metadata import AttentionMetadata, PrefillSpan
 from triptych.pd_worker.runner.batch import Batch
-from triptych.pd_worker.runner.decode_graphs import DecodeBuffers, DecodeGraphs
-from triptych.pd_worker.runner.decode_sizes import DecodeSize
+from triptych.pd_worker.runner.decode_graphs import DecodeBuffers, DecodeGraphs, DecodeSize
 from triptych.pd_worker.runner.model_runner import non_finite_chunks
 
 CPU = torch.device("cpu")

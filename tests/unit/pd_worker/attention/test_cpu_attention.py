@@ -15,7 +15,7 @@ from support.engine.reference_attention import written_out
 from triptych.kernels import cpu_attention as kernel
 from triptych.models.geometry import LayerRule, SpanRule
 from triptych.pd_worker.attention import attention, gathered_attention
-from triptych.pd_worker.attention.attention import AttentionMetadata, PagedKVCache, PrefillSpan
+from triptych.pd_worker.attention.metadata import AttentionMetadata, PagedKVCache, PrefillSpan
 
 DIM, SCALE, BLOCKS = 16, 0.3, 900
 

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from triptych.base.errors import ConfigError, InvalidRequest
-from triptych.pd_worker.frontend.chat_template import ChatTemplate, read_template
-from triptych.pd_worker.frontend.tool_format import find_tool_format
+from triptych.pd_worker.frontend.chat_template import ChatTemplate, find_tool_format, read_template
 from triptych.proxy.call.tool_formats import FORMATS
 
 STRINGS = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"

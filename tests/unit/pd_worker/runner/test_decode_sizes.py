@@ -12,7 +12,7 @@ from support.graphs import RecordingBackend
 from triptych.base.config import PDConfig
 from triptych.base.machine.graphs import CapturedGraph, GraphBackend
 from triptych.pd_worker.runner import memory_profile
-from triptych.pd_worker.runner.decode_sizes import (
+from triptych.pd_worker.runner.decode_graphs import (
     DecodeSize,
     decode_sizes,
     powers_of_two,

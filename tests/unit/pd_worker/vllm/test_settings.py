@@ -191,7 +191,7 @@ def shared_seconds(*steps: tuple[float, str, object]) -> dict[str, float]:
     shares = PrefillShares()
     for now, action, what in steps:
         if action == "count":
-            shares.count(what)
+            shares.decoded += what
         else:
             getattr(shares, action)(states[what], now)
     return {name: state.work_seconds for name, state in states.items()}

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.pd_worker.frontend.chat_template import ChatTemplate
-from triptych.pd_worker.frontend.tool_format import find_tool_format
+from triptych.pd_worker.frontend.chat_template import ChatTemplate, find_tool_format
 from triptych.proxy.call.call_text import CallArguments, CallStart
 from triptych.proxy.call.tool_formats import FORMATS, MAX_BLANKS, Piece, make_parser
 from triptych.proxy.call.tools import CallForm
