@@ -59,7 +59,7 @@ def prepack_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every linear layer that is loaded is prepacked, as those of large models are."""
     from triptych.models.weights import prepack
 
-    monkeypatch.setattr(prepack, "LEAST", dict.fromkeys(prepack.MINIMUM, 0))
+    monkeypatch.setattr(prepack, "MINIMUM", dict.fromkeys(prepack.MINIMUM, 0))
 
 
 @pytest.fixture(scope="session")

@@ -127,13 +127,13 @@ def test_the_most_workers_are_planned_for() -> None:
 @pytest.mark.parametrize(
     ("command", "flag", "text", "told"),
     [
-        ("serve", "--encoders", "4..2", "--encoders 4..2: the least is above the most; write 2..4"),
-        ("serve", "--pd-workers", "2..0", "--pd-workers 2..0: the least is above the most; write 1..2"),
+        ("serve", "--encoders", "4..2", "--encoders 4..2: the minimum is above the maximum; write 2..4"),
+        ("serve", "--pd-workers", "2..0", "--pd-workers 2..0: the minimum is above the maximum; write 1..2"),
         ("serve", "--encoders", "0..65", "--encoders 0..65: at most 64 workers"),
         ("serve", "--pd-workers", "65", "--pd-workers 65: at most 64 workers"),
-        ("serve", "--pd-workers", "0..3", "--pd-workers 0..3: the least is at least 1; write 1..3"),
+        ("serve", "--pd-workers", "0..3", "--pd-workers 0..3: the minimum is at least 1; write 1..3"),
         ("serve", "--pd-workers", "0", "--pd-workers 0: at least 1"),
-        ("serve", "--encoders", "0..0", "--encoders 0..0: the most is at least 1, like 0..1"),
+        ("serve", "--encoders", "0..0", "--encoders 0..0: the maximum is at least 1, like 0..1"),
         ("check", "--encoders", "0", "--encoders 0: at least 1; --encoders 0..1 starts one"),
         ("serve", "--encoders", "..4", "like 2, or a range, like 0..4"),
         ("serve", "--encoders", "1...4", "like 2, or a range, like 0..4"),

@@ -56,14 +56,14 @@ def parse_workers(text: str, flag: str, *, minimum: int, maximum: int, to_zero: 
     fewest, highest = int(first), int(last if dots else first)
     if fewest > highest:
         raise ConfigError(
-            f"{flag} {text}: the least is above the most; write {max(highest, begin)}..{fewest}"
+            f"{flag} {text}: the minimum is above the maximum; write {max(highest, begin)}..{fewest}"
         )
     if highest > maximum:
         raise ConfigError(f"{flag} {text}: at most {maximum} workers of a kind stand on one machine")
     if dots and highest == 0:
-        raise ConfigError(f"{flag} {text}: the most is at least 1, like {begin}..1")
+        raise ConfigError(f"{flag} {text}: the maximum is at least 1, like {begin}..1")
     if dots and fewest < begin:
-        raise ConfigError(f"{flag} {text}: the least is at least {begin}; write {begin}..{highest}")
+        raise ConfigError(f"{flag} {text}: the minimum is at least {begin}; write {begin}..{highest}")
     if not dots and highest < minimum:
         zero = f"; {flag} 0..1 starts one when there is work" if to_zero else ""
         raise ConfigError(f"{flag} {text}: at least {minimum}{zero}")

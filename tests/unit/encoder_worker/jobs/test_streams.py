@@ -160,7 +160,7 @@ async def test_when_the_sender_of_media_leaves_another_stream_may_be_asked(s: St
 
 
 @pytest.mark.parametrize(
-    ("complete", "media_wanted", "permitted", "param", "retryable"),
+    ("complete", "media_needed", "permitted", "param", "retryable"),
     [
         (False, False, True, "media_bytes", False),
         (False, True, True, "media_bytes", True),

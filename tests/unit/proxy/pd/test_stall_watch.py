@@ -143,7 +143,7 @@ async def test_an_attempt_that_is_over_in_the_moment_of_its_hand_over_reaches_no
     events: Any = SimpleNamespace(deliver=lambda request_id, event: accepted.append(event.attempt))
     transport: Any = SimpleNamespace(open_link=lambda *_: link)
     monkeypatch.setattr(module, "submit_message", lambda request, order, proxy_id, timeout: order)
-    monkeypatch.setattr(module, "least_tokens", lambda call, items, resume: 1)
+    monkeypatch.setattr(module, "min_tokens", lambda call, items, resume: 1)
     router = PDRouter(pool, "proxy", transport, events, lambda: 0.0)
     router.sync()
     request = make_request(1)

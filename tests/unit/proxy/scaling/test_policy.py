@@ -180,7 +180,7 @@ def test_demand_that_is_no_number_counts_as_none(bad: float) -> None:
     ("fields", "says"),
     [
         ({"minimum": 5, "maximum": 4}, "maximum is 4 and minimum is 5"),
-        ({"minimum": -1}, "least is -1"),
+        ({"minimum": -1}, "minimum is -1"),
         ({"maximum": 0}, "maximum is 0"),
         ({"slo": 0.0}, "slo is 0.0"),
         ({"slo": math.nan}, "slo is nan"),
