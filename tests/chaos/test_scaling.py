@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +49,6 @@ def changes(cluster: Cluster, pool: str, since: int = 0) -> list[Change]:
         by = len(words) if words[0] == "start" else -len(words)
         found += [Change(int(before), reason, by)] if name == pool else []
     return found
-
-
-def directions(found: Sequence[Change]) -> list[str]:
-    """ "up" and "down" in turns: one word for each time that the direction changed, and for the first."""
-    return [word for word, _ in groupby("up" if change.by > 0 else "down" for change in found)]
 
 
 TOKENS = 100

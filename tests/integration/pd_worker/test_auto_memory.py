@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.engine.engine_cell import Prompt, engine_cell
+from support.engine.engine_cell import engine_cell
 from support.engine.pd_serving import tiny_model
 from support.videos.cases import VideoCase, answered, built, plan_of, prepared
 from support.videos.classes import CLASSES
@@ -24,9 +24,6 @@ from triptych.pd_worker.item_limits import max_embeddings, parse_item_limits
 from triptych.pd_worker.ranks import share
 from triptych.pd_worker.runner import memory_profile
 from triptych.pd_worker.runner.memory_plan import WorkerMemory
-
-LONG = Prompt(" ".join(["Say something about the weather, and then about the sea."] * 8))
-SHORT = [Prompt("Say something about the weather, and then about the sea."), Prompt("Name five rivers.")]
 
 
 def test_a_worker_without_the_flag_finds_its_memory_and_says_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -89,6 +89,13 @@ def test_a_socket_of_another_user_is_not_read_from(pair, monkeypatch, rows):
     assert pair.fetch(item.plan, source).paths == {item.plan.mm_hash: "peer"}
 
 
+def test_the_last_bytes_of_a_reply_do_not_wait_for_an_acknowledgement() -> None:
+    with output_server._bound("127.0.0.1", 0) as listener:
+        listener.listen()
+        with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_connections_to_encoders_that_have_ended_are_forgotten(pair: Pair) -> None:
     loads = pair.pd._loads._direct_loads
     assert loads is not None
