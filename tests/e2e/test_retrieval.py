@@ -135,10 +135,10 @@ async def test_a_client_that_leaves_takes_its_inputs_with_it(embedder):
     cluster = embedder.cluster
 
     def at_work() -> float:
-        """Requests at the PD worker, and calls at the proxy, which submits their inputs."""
+        """Calls at the proxy, and then, when none submits inputs any more, requests at the PD worker."""
+        calls = cluster.metrics("proxy")[0]["triptych_requests_in_flight"]
         page = cluster.metrics("pd")[0]
-        waiting = page["vllm:num_requests_running"] + page["vllm:num_requests_waiting"]
-        return waiting + cluster.metrics("proxy")[0]["triptych_requests_in_flight"]
+        return calls + page["vllm:num_requests_running"] + page["vllm:num_requests_waiting"]
 
     wait_for("the client's inputs to have ended", lambda: at_work() == 0)
     done = cluster.total("pd", "vllm:prompt_tokens_total")
