@@ -11,7 +11,7 @@ import pytest
 
 from support.engine.engine_requests import make_feature
 from triptych.base.errors import InvalidRequest
-from triptych.base.hashing import check_mm_hash, framed_digest, mm_hash, prefix_root
+from triptych.base.hashing import check_mm_hash, framed_digest, mm_hash, prefix_root, tenant_digest
 from triptych.pd_worker.core.kv_cache.block_pool import PrefixChain
 
 BASE = {"media": b"bytes", "namespace": "n", "modality": "image", "processor_options": {"a": 1}, "salt": "s"}
@@ -93,3 +93,9 @@ def test_every_derived_key_has_256_bits():
     assert {len(digest) for digest in chain.digests(2)} == {32}
     assert len(prefix_root("m", "s")) == 32
     assert re.fullmatch("[0-9a-f]{64}", _key())
+
+
+def test_a_tenants_digest_does_not_show_its_name_and_is_empty_without_one():
+    assert tenant_digest("") == ""
+    assert re.fullmatch("[0-9a-f]{16}", tenant_digest("alice"))
+    assert len({tenant_digest(name) for name in ("alice", "bob", "alice ")}) == 3

@@ -86,3 +86,11 @@ def prefix_root(model_key: str, salt: str) -> bytes:
             )
         )
     )
+
+
+def tenant_digest(tenant: str) -> str:
+    """What workers know of a tenant, for turns and shares between tenants: 16 hex characters, not its name.
+
+    Empty for an empty `tenant`, as where no API keys are in use.
+    """
+    return framed_digest((("domain", b"triptych.tenant.v1"), ("tenant", tenant.encode())))[:16] if tenant else ""
