@@ -6,6 +6,7 @@ import math
 import mmap
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,11 +23,17 @@ if TYPE_CHECKING:
     from triptych.kernels.paged_attention import PagedQueries
 
 
+#: Version of the layout of keys and values in memory, for whatever takes their bytes elsewhere: the order of
+#: [parts, heads, blocks, positions, dim] on a CPU, of [parts, blocks, positions, heads, dim] elsewhere.
+LAYOUT_VERSION = 1
+
+
 class PagedKVCache:
     """Keys and values of all layers: [num_blocks, block_size, num_kv_heads, head_dim] of the layer each.
 
     On a CPU they are views of memory that is ordered by head, so that one head's keys of consecutive tokens
-    are contiguous; `key_rows` and `value_rows` are the same memory as [1, num_kv_heads, slots, head_dim].
+    are contiguous, as `kernels/attention.h` reads them; `key_rows` and `value_rows` are the same memory as
+    [1, num_kv_heads, slots, head_dim].
     """
 
     def __init__(
@@ -117,11 +124,17 @@ class PagedKVCache:
 
 
 def _zeros(shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; on a CPU by head, in pages that are allocated at first use: a large cache starts at once."""
+    """Zeros; on a CPU by head, in pages that are allocated at first use: a large cache starts at once.
+
+    The pages are of 2 MiB where the system gives some: a decode step goes from block to block.
+    """
     count = math.prod(shape)
     if device.type != "cpu" or not count:
         return torch.zeros(shape, dtype=dtype, device=device)
     pages = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
     parts, blocks, size, heads, dim = shape
     by_head = torch.frombuffer(pages, dtype=dtype, count=count).view(parts, heads, blocks, size, dim)
     return by_head.permute(0, 2, 3, 1, 4)
