@@ -350,10 +350,18 @@ def test_the_call_behind_the_only_one_stays_text():
     assert parsed("hermes", f"{CALL}\n{CALL}", parallel=False)[1] == CALL
 
 
-def test_a_long_run_of_white_space_is_not_held_back() -> None:
-    parser = make_parser(CallForm.TAGGED, parallel=True)
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_long_run_of_white_space_is_not_held_back(name: str) -> None:
+    parser = make_parser(CallForm.TAGGED, parallel=True, tool_format=name)
     shown = [piece for _ in range(100) for piece in parser.feed(" " * 10)]
     assert "".join(map(str, shown)) == " " * (1000 - MAX_BLANKS)
+
+
+@pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.first])
+def test_a_call_behind_much_white_space_is_one(name: str) -> None:
+    text = " " * 1000 + written(name, [{"a": "x"}])
+    for pieces in ([text], list(text)):
+        assert loaded(parsed(name, *pieces)) == [" " * (1000 - MAX_BLANKS), ("look", {"a": "x"})]
 
 
 def test_content_is_sent_as_soon_as_it_cannot_begin_a_tool_call() -> None:
