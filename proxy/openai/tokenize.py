@@ -9,14 +9,14 @@ import msgspec
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request import TokenId
+from triptych.base.request import MAX_TOKEN_IDS, TokenId
 from triptych.protos import pd_pb2
 from triptych.proxy.call.chat import ChatCall
-from triptych.proxy.call.validation import MAX_TOKEN_IDS, check_text, check_token_count
+from triptych.proxy.call.validation import check_text, check_token_count
 from triptych.proxy.http.endpoint import HttpReply
 from triptych.proxy.http.json_body import decode_body, to_json
 from triptych.proxy.openai.chat.endpoint import CallEndpoint
-from triptych.proxy.openai.chat.request import ChatBody, MessageBody, call_of
+from triptych.proxy.openai.chat.request import ChatBody, Messages, call_of
 from triptych.proxy.openai.fields.sampling import (
     ChatTools,
     ContinueFinal,
@@ -35,7 +35,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 
     prompt: Annotated[str | None, Meta(description="A text.")] = None
     messages: Annotated[
-        list[MessageBody] | None,
+        Messages | None,
         Meta(description="The conversation. Images are parts of a message's content."),
     ] = None
     model: ModelName = None
