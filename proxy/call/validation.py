@@ -6,7 +6,7 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgpack
 import msgspec
@@ -16,7 +16,9 @@ from triptych.base.errors import InvalidRequest, RequestError
 from triptych.base.request import (
     MAX_CHOICE_TEXTS,
     MAX_DEPTH,
+    MAX_DESCRIPTION,
     MAX_FORMAT,
+    MAX_NAME,
     MAX_OPTIONS_BYTES,
     MAX_PARTS,
     MAX_SALT,
@@ -290,8 +292,8 @@ class ObjectFormat(msgspec.Struct, tag="json_object"):
 class NamedSchema(msgspec.Struct, kw_only=True):
     """A JSON schema, which is always held to, whatever `strict` says."""
 
-    name: str = ""
-    description: str | None = None
+    name: Annotated[str, Meta(max_length=MAX_NAME)] = ""
+    description: Annotated[str, Meta(max_length=MAX_DESCRIPTION)] | None = None
     schema: object = None
     strict: bool | None = None
 
