@@ -303,7 +303,7 @@ class ObjectFormat(msgspec.Struct, tag="json_object"):
 
 
 class NamedSchema(msgspec.Struct, kw_only=True):
-    """A JSON schema, which is always held to, whatever `strict` says."""
+    """A JSON schema, which is always held to; `strict` false: as it is written, with nothing closed."""
 
     name: str = ""
     description: str | None = None
@@ -355,7 +355,9 @@ def response_format(form: ResponseFormat) -> OutputFormat | None:
         return None
     if isinstance(form, ObjectFormat) or form.json_schema.schema is None:
         return JSON_OBJECT
-    return schema_format(form.json_schema.schema, "response_format.json_schema.schema")
+    named = form.json_schema
+    made = schema_format(named.schema, "response_format.json_schema.schema")
+    return replace(made, open=named.strict is False)
 
 
 def structured_outputs(body: Mapping[str, object], param: str = "structured_outputs") -> OutputFormat | None:

@@ -183,7 +183,7 @@ def sampling_of_message(sampling: common_pb2.SamplingParams) -> SamplingParams:
 def _format(form: common_pb2.OutputFormat) -> OutputFormat | None:
     kind = form.WhichOneof("body")
     if kind == "json_schema":
-        return schema_format(form.json_schema, "output_format.json_schema")
+        return replace(schema_format(form.json_schema, "output_format.json_schema"), open=form.open)
     if kind == "regex":
         return regex_format(form.regex, "output_format.regex")
     if kind == "choices":
