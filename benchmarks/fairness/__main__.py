@@ -1,7 +1,7 @@
 """How long one key's small requests take while another key floods the cluster, and on an older commit.
 
 For each flood of `benchmarks/fairness/floods.py`: B alone, B beside one honest neighbour that asks the same,
-B beside A's flood. Each has a cluster of processes of its own on loopback: the demo model, one encoder worker,
+B beside A's flood. Each has a cluster of its own on loopback: the demo model, one encoder worker,
 one PD worker.
 
     python -m benchmarks fairness [--before FOLDER] [--seconds 5] [--only NAME,…] [--write]

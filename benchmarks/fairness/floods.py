@@ -24,6 +24,7 @@ MODEL = "demo"
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 HEALTH = "/grpc.health.v1.Health/"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+FREE_CALLS = (f"{HEALTH}Check", f"{HEALTH}List", f"{SERVICE}ListModels", REFLECTION, f"{HEALTH}Watch")
 _MIB = 1 << 20
 _TURN = [{"role": "user", "content": "hi"}]
 #: A small body of each path that takes JSON, with what has to be changed for it to be refused.
@@ -154,7 +155,8 @@ def wrong_bodies(scale: float) -> Sequence[Send]:
 
 
 def some_gets(scale: float) -> Sequence[Send]:
-    return (Gets(tuple(path.replace("{model}", MODEL).replace("{name}", "none") for path in KEYED_GETS), 8),)
+    paths = tuple(path.replace("{model}", MODEL).replace("{name}", "none") for path in KEYED_GETS)
+    return (Gets(paths, 8), Gets(("/cluster/events",), read=False))
 
 
 def unread_pages(scale: float) -> Sequence[Send]:
@@ -163,7 +165,8 @@ def unread_pages(scale: float) -> Sequence[Send]:
 
 
 def free_calls(scale: float) -> Sequence[Send]:
-    return (Call(f"{HEALTH}Check", b""), Call(f"{SERVICE}ListModels", b""), Call(REFLECTION, b"\x3a\x00"))
+    calls = (Call(method, b"") for method in FREE_CALLS[:-2])
+    return (*calls, Call(REFLECTION, b"\x3a\x00"), Call(f"{HEALTH}Watch", b"", 0.5))
 
 
 def wrong_keys(scale: float) -> Sequence[Send]:
@@ -328,7 +331,7 @@ FLOODS: dict[str, Flood] = {
             "gRPC health checks, lists of models and reflection, 8 at once",
             "text",
             "loop",
-            frozenset({f"{HEALTH}Check", f"{SERVICE}ListModels", REFLECTION}),
+            frozenset(FREE_CALLS),
             free_calls,
             8,
             again=True,

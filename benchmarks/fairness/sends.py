@@ -15,6 +15,8 @@ SERVICE = "/triptych.v1.ProxyService/"
 UNARY = frozenset({f"{SERVICE}ListModels", "/grpc.health.v1.Health/Check"})
 #: Of connections that read nothing, so that their replies wait in the server.
 _SMALL_BUFFER = 2304
+#: Such connections of one client; the oldest gives way.
+_MAX_UNREAD = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,22 +27,36 @@ class Post:
     body: bytes
     content_type: str = "application/json"
 
+    @property
+    def doors(self) -> frozenset[str]:
+        """Where it goes, as `Flood.doors` names it."""
+        return frozenset({f"POST {self.path}"})
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One gRPC call of a full method name, whose message is these bytes."""
+    """One gRPC call of a full method name, whose message is these bytes; it is given up after `seconds`."""
 
     method: str
     message: bytes
+    seconds: float = 120.0
+
+    @property
+    def doors(self) -> frozenset[str]:
+        return frozenset({self.method})
 
 
 @dataclass(frozen=True, slots=True)
 class Gets:
-    """GETs of these paths, pipelined `times` over. `read`: a key is sent and the replies are read."""
+    """GETs of these paths, pipelined `times` over. `read`: the replies are read; else the connection stays."""
 
     paths: tuple[str, ...]
     times: int = 1
     read: bool = True
+
+    @property
+    def doors(self) -> frozenset[str]:
+        return frozenset(f"GET {path}" for path in self.paths)
 
 
 Send = Post | Call | Gets
@@ -127,8 +143,11 @@ class Client:
         own.bind((self._address, 0))
         loop = asyncio.get_running_loop()
         await loop.sock_connect(own, ("127.0.0.1", self._door.port))
-        lines = "".join(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n" for path in what.paths * what.times)
+        head = f"Host: localhost\r\n{self._credentials()}\r\n"
+        lines = "".join(f"GET {path} HTTP/1.1\r\n{head}" for path in what.paths * what.times)
         await loop.sock_sendall(own, lines.encode())
+        if len(self._unread) > _MAX_UNREAD:
+            self._unread.pop(0).close()
         return "unread"
 
     async def _call(self, what: Call) -> str:
@@ -138,9 +157,13 @@ class Client:
         metadata = (("authorization", f"Bearer {self._key}"),) if self._key else ()
         try:
             if what.method in UNARY:
-                await self._channel.unary_unary(what.method)(what.message, metadata=metadata)
+                await self._channel.unary_unary(what.method)(
+                    what.message, metadata=metadata, timeout=what.seconds
+                )
             else:
-                call: Any = self._channel.stream_stream(what.method)(iter([what.message]), metadata=metadata)
+                call: Any = self._channel.stream_stream(what.method)(
+                    iter([what.message]), metadata=metadata, timeout=what.seconds
+                )
                 async for _ in call:
                     pass
         except aio.AioRpcError as error:
