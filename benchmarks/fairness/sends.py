@@ -48,7 +48,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Gets:
-    """GETs of these paths, pipelined `times` over. `read`: the replies are read; else the connection stays."""
+    """GETs of these paths, pipelined `times` over. `read`: their replies are read, else it stays."""
 
     paths: tuple[str, ...]
     times: int = 1
