@@ -205,7 +205,7 @@ class KeyRing:
         return principal
 
     def _look(self, after: float) -> bool:
-        """Reads the file again if it has changed and the last poll was `after` seconds ago; whether it has."""
+        """Whether the file was read again: the last poll was `after` seconds ago, and it has changed."""
         now = self._clock()
         if self._path is None or now - self._looked < after:
             return False

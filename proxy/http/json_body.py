@@ -71,6 +71,8 @@ T = TypeVar("T")
 #: Values of one body, counted before it is parsed, since small ones then take 50 times their bytes. The
 #: largest body that is of use holds 262,144 token ids.
 MAX_VALUES = 1 << 20
+#: Values of a body that is parsed on the event loop.
+FEW_VALUES = 1 << 12
 
 _AT = re.compile(r" - at `\$(?P<path>[^`]*)`$")
 _LIMIT = re.compile(r"Expected `\w+` [<>]")
@@ -89,10 +91,18 @@ def decode_body(decoder: msgspec.json.Decoder[T], raw: bytes) -> T:
         raise InvalidRequest(f"the request body is not a JSON object: {error}", param="body") from None
 
 
-def check_values(raw: bytes) -> None:
-    """TooLarge for JSON with too many lists, objects and members. Those within texts count too."""
-    if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > MAX_VALUES:
-        raise TooLarge(f"the request body holds more than {MAX_VALUES} values: send less", param="body")
+def count_values(raw: bytes | str) -> int:
+    """An upper bound of the lists, objects and members of JSON: what stands within texts counts too."""
+    if isinstance(raw, str):
+        return raw.count(",") + raw.count("[") + raw.count("{")
+    return raw.count(b",") + raw.count(b"[") + raw.count(b"{")
+
+
+def check_values(raw: bytes | str, param: str = "body") -> None:
+    """TooLarge for JSON with too many values."""
+    if count_values(raw) > MAX_VALUES:
+        what = "the request body" if param == "body" else param
+        raise TooLarge(f"{what} holds more than {MAX_VALUES} values: send less", param=param)
 
 
 _MAX_TEXT = 400
