@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -9,19 +10,30 @@ from dataclasses import dataclass
 _REMEMBERED = 256
 
 
+class Place(enum.Enum):
+    """What a decode runs in."""
+
+    #: A thread, for what is cheap: nothing can end it.
+    THREAD = "thread"
+    #: A process of its own beside its thread, for what may take long.
+    PROCESS = "process"
+    #: The same, for work that reads a file's index and decodes nothing.
+    INDEX = "index"
+
+
 @dataclass(frozen=True, slots=True)
 class _Running:
     tenant: str
-    heavy: bool
+    place: Place
     since: float
 
 
 class DecodePlaces:
     """The decodes under way of one encoder worker, and the seconds that each tenant has had.
 
-    Cheap ones have a thread each, `threads` at once. Heavy ones have a process beside their thread and twice
-    as many places, of which one tenant may have `threads`, the next one half of what is left, and so on: all
-    cores are one tenant's while it is alone, and whoever comes finds a place.
+    There are `threads` places of threads, and twice as many of each kind of process, of which one tenant may
+    have `threads`, the next one half of what is left, and so on: all cores are one tenant's while it is
+    alone, and whoever comes finds a place.
 
     The tenant with the least seconds is next, those of decodes under way included. One that comes, or comes
     again, begins at the level of the last one that was served: time without decodes saves nothing up.
@@ -36,24 +48,32 @@ class DecodePlaces:
     def __len__(self) -> int:
         return len(self._running)
 
-    def places(self, *, heavy: bool) -> int:
+    def capacity(self, place: Place) -> int:
         """How many decodes of a kind may run at once."""
-        return self._threads * (2 if heavy else 1)
+        return self._threads * (1 if place is Place.THREAD else 2)
 
-    def used(self, *, heavy: bool) -> int:
-        return sum(each.heavy is heavy for each in self._running.values())
+    @property
+    def total(self) -> int:
+        """How many of all kinds may run at once."""
+        return sum(map(self.capacity, Place))
 
-    def bound(self, tenant: str) -> int:
-        """Heavy decodes that the tenant may have under way, while the others have what they have."""
-        others = sum(each.heavy and each.tenant != tenant for each in self._running.values())
-        return min(self._threads, (self.places(heavy=True) - others + 1) // 2)
+    def used(self, place: Place) -> int:
+        return sum(each.place is place for each in self._running.values())
 
-    def may_begin(self, tenant: str, *, heavy: bool) -> bool:
+    def bound(self, tenant: str, place: Place) -> int:
+        """Places of a kind that the tenant may have, while the others have what they have."""
+        if place is Place.THREAD:
+            return self._threads
+        others = self.used(place) - self._own(tenant, place)
+        return min(self._threads, (self.capacity(place) - others + 1) // 2)
+
+    def may_begin(self, tenant: str, place: Place) -> bool:
         """Whether there is a place for a decode of the tenant."""
-        if self.used(heavy=heavy) >= self.places(heavy=heavy):
-            return False
-        own = sum(each.heavy and each.tenant == tenant for each in self._running.values())
-        return not heavy or own < self.bound(tenant)
+        free = self.used(place) < self.capacity(place)
+        return free and self._own(tenant, place) < self.bound(tenant, place)
+
+    def _own(self, tenant: str, place: Place) -> int:
+        return sum(each.place is place and each.tenant == tenant for each in self._running.values())
 
     def seconds(self, tenant: str, now: float) -> float:
         """What the tenant has had: the one with the least is next."""
@@ -61,13 +81,13 @@ class DecodePlaces:
         had = self._seconds.get(tenant, 0.0)
         return (had if running else max(had, self._level)) + sum(now - since for since in running)
 
-    def begin(self, decode: Hashable, tenant: str, now: float, *, heavy: bool) -> None:
+    def begin(self, decode: Hashable, tenant: str, place: Place, now: float) -> None:
         """A decode has a place from now until `end`."""
         level = self.seconds(tenant, now)
         if not any(each.tenant == tenant for each in self._running.values()):
             self._seconds[tenant] = level
         self._level = max(self._level, level)
-        self._running[decode] = _Running(tenant, heavy, now)
+        self._running[decode] = _Running(tenant, place, now)
 
     def end(self, decode: Hashable, now: float) -> float:
         """The place is free, and its seconds are charged to its tenant. Returns them; idempotent."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from triptych.encoder_worker.decode_places import DecodePlaces
+from triptych.encoder_worker.decode_places import DecodePlaces, Place
 
 
 class Stage(enum.Enum):
@@ -48,6 +48,11 @@ class EncoderItem:
     permitted_at: int | None = field(default=None, init=False)
     #: The item has one of the `tower_credit` places, so that its pixels are kept.
     placed: bool = field(default=False, init=False)
+
+    @property
+    def place(self) -> Place:
+        """What it is decoded in."""
+        return Place.PROCESS if self.heavy else Place.THREAD
 
     @property
     def planned(self) -> bool:
@@ -92,7 +97,7 @@ class SchedulerCounts:
 
 @dataclass(eq=False, slots=True)
 class Errand:
-    """Work of a decoder process that is no item's, such as to divide a video; `begin` is its turn."""
+    """A file whose index is read, to divide a video; `begin` is its turn."""
 
     tenant: str
     begin: Callable[[], None]
@@ -220,21 +225,19 @@ class EncoderScheduler(Generic[Item]):
 
     def next_errand(self, now: float) -> Errand | None:
         """The errand to begin now: of the tenant with the least seconds, then by arrival."""
-        able = [errand for errand in self._errands if self.places.may_begin(errand.tenant, heavy=True)]
+        able = [errand for errand in self._errands if self.places.may_begin(errand.tenant, Place.INDEX)]
         errand = min(able, key=lambda each: self.places.seconds(each.tenant, now), default=None)
         if errand is not None:
             del self._errands[errand]
-            self.places.begin(errand, errand.tenant, now, heavy=True)
+            self.places.begin(errand, errand.tenant, Place.INDEX, now)
         return errand
 
     def next_preparation(self, now: float = 0.0) -> Item | None:
         """The item to preprocess now: re-encodes first, then of the tenant with the least seconds of
         decoding; of one tenant's, those that may run first, then by arrival."""
         waiting = [item for item in self._items if item.stage is Stage.MEDIA and item.looked_up]
-        able: dict[tuple[str, bool], bool] = {}
-        for kind in {(item.tenant, item.heavy) for item in waiting}:
-            able[kind] = self.places.may_begin(kind[0], heavy=kind[1])
-        waiting = [item for item in waiting if able[item.tenant, item.heavy]]
+        able = {kind: self.places.may_begin(*kind) for kind in {(i.tenant, i.place) for i in waiting}}
+        waiting = [item for item in waiting if able[item.tenant, item.place]]
         if not waiting:
             return None
         seconds = {tenant: self.places.seconds(tenant, now) for tenant in {i.tenant for i in waiting}}
@@ -242,7 +245,7 @@ class EncoderScheduler(Generic[Item]):
             waiting, key=lambda i: (not i.re_encode, seconds[i.tenant], i.permitted_at is None, i.order)
         )
         item.stage = Stage.PREPARING
-        self.places.begin(item, item.tenant, now, heavy=item.heavy)
+        self.places.begin(item, item.tenant, item.place, now)
         return item
 
     def decoded(self, work: Item | Errand, now: float = 0.0) -> float:

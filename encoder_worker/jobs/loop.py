@@ -154,6 +154,7 @@ class JobLoop:
         assert media is not None
         segment = SEGMENT in media.options
         start = job.prepare_started = time.monotonic()
+        place = job.place
         decode = job.decode = self._preparer.work(tenant=job.tenant, heavy=job.heavy)
         try:
             prepared = await self._preparer.prepare(media, decode, job.clip)
@@ -174,7 +175,7 @@ class JobLoop:
                 job.drop_clip()
             if reservation is not None:
                 reservation.release()
-            self._metrics.decoded(self._scheduler.decoded(job, time.monotonic()), heavy=decode.heavy)
+            self._metrics.decoded(self._scheduler.decoded(job, time.monotonic()), place)
             if decode.cancelled:
                 self._metrics.abandoned()
             self._changed.set()

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from triptych.base.types import Options
+from triptych.encoder_worker.decode_places import Place
 from triptych.encoder_worker.engine import EncoderEngine
 from triptych.encoder_worker.jobs.job import EncodeJob
 from triptych.encoder_worker.jobs.table import JobMetrics
@@ -18,7 +19,7 @@ from triptych.models.video.clip import SegmentEnds
 
 
 class ErrandPlaces:
-    """Places of decoder processes for work that is no job's, given in turn with the jobs'.
+    """Places of processes that read an index for no job.
 
     `changed` is set where one waits or has ended.
     """
@@ -42,7 +43,7 @@ class ErrandPlaces:
             yield
         finally:
             self._scheduler.drop_errand(errand)
-            self._metrics.decoded(self._scheduler.decoded(errand, time.monotonic()), heavy=True)
+            self._metrics.decoded(self._scheduler.decoded(errand, time.monotonic()), Place.INDEX)
             self._changed.set()
 
 

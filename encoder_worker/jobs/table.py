@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from triptych.base.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestError, Unavailable
 from triptych.base.metrics import EncoderMetrics
-from triptych.encoder_worker.decode_places import DecodePlaces
+from triptych.encoder_worker.decode_places import DecodePlaces, Place
 from triptych.encoder_worker.engine import BatchDone
 from triptych.encoder_worker.job_spec import JobSpec
 from triptych.encoder_worker.jobs.job import EncodeJob, Failed, JobEvent, JobTrace, Ready, StreamTrace, Waiter
@@ -52,9 +52,9 @@ class JobMetrics:
         """Counts a job whose embedding was in the store already."""
         self._metrics.already_stored.inc()
 
-    def decoded(self, seconds: float, *, heavy: bool) -> None:
+    def decoded(self, seconds: float, place: Place) -> None:
         """Counts a decode that has ended, for whatever reason."""
-        self._metrics.decode_seconds.labels(self._model_name, "process" if heavy else "thread").inc(seconds)
+        self._metrics.decode_seconds.labels(self._model_name, place.value).inc(seconds)
 
     def abandoned(self) -> None:
         """Counts a decode that was ended since nobody waited for it any more."""
@@ -62,8 +62,8 @@ class JobMetrics:
 
     def places(self, places: DecodePlaces) -> None:
         """Sets the gauges of decodes under way."""
-        for heavy, name in ((False, "thread"), (True, "process")):
-            self._metrics.decodes.labels(self._model_name, name).set(places.used(heavy=heavy))
+        for place in Place:
+            self._metrics.decodes.labels(self._model_name, place.value).set(places.used(place))
 
     def failed(self, error: RequestError) -> None:
         """Counts a failed job or stream."""

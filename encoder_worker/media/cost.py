@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 _REFERENCE_SECONDS = 0.0036
 _REFERENCE_FRAMES = 4
 #: Times that it is decoded: the best one counts, since others may use the core too.
-_TRIES = 3
+_TRIES = 12
 
 #: Nanoseconds for each pixel; byte of the file; byte of unpacked rows; row. Above what was measured of the
 #: dearest contents, so that what is estimated as cheap is.

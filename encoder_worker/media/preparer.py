@@ -17,6 +17,7 @@ from triptych.base import hashing
 from triptych.base.cpu.threads import use_threads_here
 from triptych.base.errors import InvalidRequest
 from triptych.base.types import Options
+from triptych.encoder_worker.decode_places import DecodePlaces
 from triptych.encoder_worker.job_spec import JobSpec
 from triptych.encoder_worker.media.audio import AudioLimits, MediaAudio
 from triptych.encoder_worker.media.budget import MediaBudget
@@ -73,8 +74,8 @@ class PictureProcess(DecoderProcess):
 class Preparer:
     """Verifies, decodes and preprocesses media, in threads beside the event loop.
 
-    Whoever calls sees to it that no more decodes run at once than `DecodePlaces` has: `threads` cheap ones
-    and twice as many heavy ones. Decoded bytes are held in `decoded`.
+    Whoever calls sees to it that no more decodes run at once than `DecodePlaces` of as many `threads` has.
+    Decoded bytes are held in `decoded`.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Preparer:
         # One more than decodes may take, so that no verification waits for them. The count of torch's threads
         # of now: the tower's own may grow for a batch, and threads that begin then would take it.
         self._pool = ThreadPoolExecutor(
-            3 * threads + 1,
+            DecodePlaces(threads).total + 1,
             thread_name_prefix="media",
             initializer=use_threads_here,
             initargs=(torch.get_num_threads(),),
@@ -153,16 +154,19 @@ class Preparer:
             return function(*args, **kwargs)
 
         future = asyncio.get_running_loop().run_in_executor(self._pool, run)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            work.cancel()
-            await asyncio.wait([future])
+        cancelled = False
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError:
+                cancelled = True
+                work.cancel()
+        work.release()
+        if cancelled:
             if not future.cancelled():
                 future.exception()
-            raise
-        finally:
-            work.release()
+            raise asyncio.CancelledError
+        return future.result()
 
     def _prepare(self, media: VerifiedMedia, work: DecodeWork, hold: ClipHold | None) -> PreparedItem:
         if media.modality == "video":
