@@ -6,7 +6,7 @@ import enum
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-#: Tenants that are remembered without a decode under way.
+#: Tenants whose seconds are remembered, and at times as many more.
 _REMEMBERED = 256
 
 
@@ -96,9 +96,12 @@ class DecodePlaces:
             return 0.0
         seconds = max(0.0, now - running.since)
         self._seconds[running.tenant] = self._seconds.get(running.tenant, 0.0) + seconds
-        if len(self._seconds) > _REMEMBERED:
-            active = {each.tenant for each in self._running.values()}
-            self._seconds = {
-                tenant: had for tenant, had in self._seconds.items() if tenant in active or had > self._level
-            }
+        if len(self._seconds) > 2 * _REMEMBERED:
+            self._forget()
         return seconds
+
+    def _forget(self) -> None:
+        """Keeps the tenants that are above the level most, and those with a decode under way."""
+        active = {each.tenant for each in self._running.values()}
+        most = sorted(self._seconds, key=lambda tenant: (tenant in active, self._seconds[tenant]))
+        self._seconds = {tenant: self._seconds[tenant] for tenant in most[-max(_REMEMBERED, len(active)) :]}

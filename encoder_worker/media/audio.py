@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 #: Containers that may be decoded, of the two dozen that libsndfile knows: untrusted bytes reach no others.
 FORMATS = ("WAV", "WAVEX", "FLAC", "OGG", "MP3", "MPEG")
+_LOSSLESS = ("WAV", "WAVEX", "FLAC")
 _NAMES = "WAV, FLAC, MP3, Ogg (Vorbis, Opus), M4A or WebM"
 _CHANNELS = 8
 _RATES = (1000, 192_000)
@@ -69,7 +70,9 @@ class MediaAudio:
         if is_audio(self._data):
             header = sound_header(self._data, self._limits)
             seconds = min(seconds, header.frames / header.rate)
-            took = sound_seconds(int(seconds * header.rate), header.channels, len(self._data))
+            took = sound_seconds(
+                int(seconds * header.rate), header.channels, len(self._data), lossy=header.lossy
+            )
             self._long = took > CHEAP_SECONDS
         elif is_container(self._data):
             # Nobody knows its length; this is what sound has at the least.
@@ -189,13 +192,15 @@ class SoundHeader:
     frames: int
     channels: int
     rate: int
+    #: Its codec is none of PCM and FLAC.
+    lossy: bool
 
 
 def sound_header(data: bytes, limits: AudioLimits) -> SoundHeader:
     """That of a file that `is_audio`; the errors of `decode_audio`."""
     with _opened(data) as file:
         _check(file, limits)
-        return SoundHeader(file.frames, file.channels, file.samplerate)
+        return SoundHeader(file.frames, file.channels, file.samplerate, file.format not in _LOSSLESS)
 
 
 @contextlib.contextmanager

@@ -32,8 +32,8 @@ _PICTURES = {
 _SCAN = 1.5
 #: Bytes of a pixel in each mode of Pillow, at most.
 _DEPTHS = {"1": 0.125, "L": 1.0, "P": 1.0, "LA": 2.0, "RGB": 3.0, "RGBA": 4.0}
-#: For each sample of each channel, and for each byte of the file.
-_SAMPLE, _SOUND_BYTE = 12.0, 60.0
+#: For each sample of each channel, of files that lose nothing and of those that do; for each byte of a file.
+_SAMPLE, _LOSSY_SAMPLE, _SOUND_BYTE = 12.0, 60.0, 10.0
 
 
 @functools.cache
@@ -61,9 +61,10 @@ def picture_seconds(header: Image.Image, nbytes: int, scans: int) -> float:
     return nanoseconds * 1e-9 * slowness()
 
 
-def sound_seconds(frames: int, channels: int, nbytes: int) -> float:
+def sound_seconds(frames: int, channels: int, nbytes: int, *, lossy: bool = False) -> float:
     """Of a sound of so many frames, in a file of so many bytes."""
-    return (frames * channels * _SAMPLE + nbytes * _SOUND_BYTE) * 1e-9 * slowness()
+    sample = _LOSSY_SAMPLE if lossy else _SAMPLE
+    return (frames * channels * sample + nbytes * _SOUND_BYTE) * 1e-9 * slowness()
 
 
 def _is_deep(header: Image.Image) -> bool:
