@@ -424,7 +424,7 @@ class StallWatch:
 
     def __init__(self, limit: float) -> None:
         self._limit = limit or math.inf
-        self._clock = StallClock(LOOK_SECONDS)
+        self._clock = StallClock(LOOK_SECONDS, self._limit)
         self._beats = False
         self._count = 0
         self._patience = 1.0
