@@ -15,7 +15,7 @@ import grpc
 
 from support.fakes.fake_workers import END_TOKEN, FIRST_TIME, TOKEN_NAMES, FakeWorker, choice_text
 from triptych.base.rpc.channels import INCARNATION_HEADER
-from triptych.pd_worker.server import Isolation
+from triptych.pd_worker.isolation import Isolation
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 
 
