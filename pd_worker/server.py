@@ -296,8 +296,8 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
                 *name, len(message.resume.output_token_ids), trace, tenant=message.tenant
             ):
                 raise InvalidRequest(
-                    f"request_id: attempt {message.attempt} of this request has ended, or a later one has been "
-                    "submitted already: draw an id for every request and count its attempts up",
+                    f"request_id: attempt {message.attempt} of this request has ended, or a later one has "
+                    "been submitted already: draw an id for every request and count its attempts up",
                     param="request_id",
                 )
             task = self._taking[name] = asyncio.create_task(self._take(message, name, trace), name="submit")

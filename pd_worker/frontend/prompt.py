@@ -283,7 +283,7 @@ class PromptBuilder:
         expanded: list[int] = []
         features: list[MMFeature] = []
         done = 0
-        # Text between items is copied as a whole: the interpreter, which the engine wants, walks over no tokens.
+        # Text between items is copied as a whole: the interpreter, which the engine wants, walks over none.
         for at in _places_of(token_ids, self._items):
             expanded += token_ids[done:at]
             done = at + 1

@@ -15,21 +15,15 @@ class SubmitWindow:
 
     def __init__(self) -> None:
         self.size = FIRST
-        self.unanswered = 0
         #: Slow answers to what was sent before have been counted.
         self._cut_at = float("-inf")
 
-    @property
-    def open(self) -> bool:
+    def open(self, unanswered: int) -> bool:
         """Whether one more may be sent."""
-        return self.unanswered < int(self.size)
-
-    def sent(self) -> None:
-        self.unanswered += 1
+        return unanswered < int(self.size)
 
     def answered(self, sent_at: float, now: float) -> bool:
         """The worker has answered; whether the window has shrunk by it."""
-        self.unanswered -= 1
         if now - sent_at <= SLOW_SECONDS:
             self.size = min(MOST, self.size + 1 / self.size)
             return False
@@ -38,7 +32,3 @@ class SubmitWindow:
         self._cut_at = now
         before, self.size = self.size, max(LEAST, self.size / 2)
         return self.size < before
-
-    def dropped(self) -> None:
-        """One is not waited for any more."""
-        self.unanswered -= 1
