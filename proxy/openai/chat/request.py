@@ -9,12 +9,19 @@ import msgspec
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request import MAX_PARTS, FunctionCall, MessageToolCall, OutputTokens, Role, TextPart
+from triptych.base.request import (
+    MAX_PARTS,
+    MAX_TEXT,
+    FunctionCall,
+    MessageToolCall,
+    OutputTokens,
+    Role,
+    TextPart,
+)
 from triptych.proxy.call.chat import ROLES, ChatCall, ChatMessage
 from triptych.proxy.call.json_text import check_depth, decode_text
 from triptych.proxy.call.tools import NO_TOOLS, CallForm, ToolChoice, ToolUse, tool_use
 from triptych.proxy.call.validation import (
-    MAX_TEXT,
     check_image_count,
     check_options,
     check_parts,
