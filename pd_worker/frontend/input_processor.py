@@ -230,16 +230,21 @@ class InputProcessor:
             )
         if output.finished is not None:
             return None
-        mask = None if params.output_format is None else self._grammars.state(params.output_format)
-        if (
-            reasoning is not None
-            and phase is not ReasoningPhase.ANSWER
-            and (mask is not None or budget is not None)
-        ):
-            mask = ReasoningMask(reasoning, phase, mask, budget, self._defaults.eos_token_ids)
-        if mask is not None and not mask.follow(received):
-            raise InvalidRequest("output_token_ids do not fit response_format", param="resume")
-        return mask
+        form = params.output_format
+        # A worker that left its schema open may have begun the output.
+        for as_written in (False, True) if received and form is not None and not form.open else (False,):
+            mask: FormatState | None = None
+            if form is not None:
+                mask = self._grammars.state(replace(form, open=form.open or as_written))
+            if (
+                reasoning is not None
+                and phase is not ReasoningPhase.ANSWER
+                and (mask is not None or budget is not None)
+            ):
+                mask = ReasoningMask(reasoning, phase, mask, budget, self._defaults.eos_token_ids)
+            if mask is None or mask.follow(received):
+                return mask
+        raise InvalidRequest("output_token_ids do not fit response_format", param="resume")
 
     def _check_names(self, message: pd_pb2.SubmitRequest) -> None:
         for field in ("request_id", "proxy_id"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -13,10 +13,12 @@ from msgspec import Meta
 from triptych.base.errors import InvalidRequest
 from triptych.base.request import MAX_TOOLS, check_tools_size
 from triptych.base.types import OutputFormat
-from triptych.proxy.call.validation import check_depth, schema_format
+from triptych.proxy.call.json_text import check_depth
+from triptych.proxy.call.validation import schema_format
 from triptych.proxy.http.json_body import convert_field
 
-_ANY_OBJECT = {"type": "object"}
+#: Keywords beside which a function's parameters are none.
+_SAY_NOTHING = frozenset(("type", "title", "description", "$schema"))
 
 
 class FunctionBody(msgspec.Struct, kw_only=True):
@@ -113,7 +115,8 @@ def tool_use(tools: Sequence[Any] | None, choice: ToolChoice, parallel: bool | N
     only_one = isinstance(choice, FunctionChoice)
     allowed = {name: tool for name, tool in by_name.items() if not names or name in names}
     schema = call_schema(allowed, many=many and not only_one)
-    forced = schema_format(schema, "tools")
+    as_written = any(tool["function"].get("strict") is False for tool in allowed.values())
+    forced = replace(schema_format(schema, "tools"), open=as_written)
     return ToolUse(encoded, CallForm.JSON, many, forced)
 
 
@@ -126,7 +129,7 @@ def call_schema(tools: Mapping[str, Mapping[str, Any]], *, many: bool) -> dict[s
     definitions: dict[str, Any] = {}
     for index, (name, tool) in enumerate(tools.items()):
         place = f"tool{index}"
-        definitions[place] = _moved(tool["function"].get("parameters") or _ANY_OBJECT, f"#/$defs/{place}")
+        definitions[place] = _moved(_parameters(tool["function"]), f"#/$defs/{place}")
         calls.append(
             {
                 "type": "object",
@@ -138,6 +141,13 @@ def call_schema(tools: Mapping[str, Mapping[str, Any]], *, many: bool) -> dict[s
     call = calls[0] if len(calls) == 1 else {"anyOf": calls}
     body = {"type": "array", "minItems": 1, "items": call} if many else call
     return {**body, "$defs": definitions}
+
+
+def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of a function's arguments; one that names none takes none."""
+    schema = function.get("parameters") or {"type": "object"}
+    nothing = function.get("strict") is not False and schema.keys() <= _SAY_NOTHING
+    return {**schema, "properties": {}} if nothing else schema
 
 
 def _moved(schema: Any, root: str) -> Any:

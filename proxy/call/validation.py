@@ -15,7 +15,6 @@ from msgspec import Meta
 from triptych.base.errors import InvalidRequest, RequestError
 from triptych.base.request import (
     MAX_CHOICE_TEXTS,
-    MAX_DEPTH,
     MAX_DESCRIPTION,
     MAX_FORMAT,
     MAX_NAME,
@@ -40,6 +39,7 @@ from triptych.base.request import (
 )
 from triptych.base.types import OutputFormat, SamplingParams
 from triptych.proxy.call.chat import ChatCall, ChatMessage, EncoderPrompt, modality_of
+from triptych.proxy.call.json_text import check_depth, decode_text
 
 _SAMPLING_LIMITS = {
     "temperature": Temperature,
@@ -100,18 +100,6 @@ def check_options(options: Mapping[str, object], param: str = "mm_processor_kwar
     if not _finite(options):
         raise InvalidRequest(f"{param} must hold finite numbers", param=param)
     return options
-
-
-def check_depth(value: object, param: str, depth: int = 0) -> None:
-    """InvalidRequest when lists and objects are nested so deep that later readers would fail."""
-    if depth > MAX_DEPTH:
-        raise InvalidRequest(f"{param} must not be nested deeper than {MAX_DEPTH}", param=param)
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, (list, tuple)):
-        return
-    for inner in value:
-        check_depth(inner, param, depth + 1)
 
 
 def _finite(value: object) -> bool:
@@ -290,7 +278,7 @@ class ObjectFormat(msgspec.Struct, tag="json_object"):
 
 
 class NamedSchema(msgspec.Struct, kw_only=True):
-    """A JSON schema, which is always held to, whatever `strict` says."""
+    """A JSON schema, which is always held to; `strict` false: as it is written, with nothing closed."""
 
     name: Annotated[str, Meta(max_length=MAX_NAME)] = ""
     description: Annotated[str, Meta(max_length=MAX_DESCRIPTION)] | None = None
@@ -342,10 +330,11 @@ def response_format(form: ResponseFormat) -> OutputFormat | None:
         return None
     if isinstance(form, ObjectFormat):
         return JSON_OBJECT
-    if form.json_schema.schema is None:
-        param = "response_format.json_schema.schema"
+    named = form.json_schema
+    param = "response_format.json_schema.schema"
+    if named.schema is None:
         raise InvalidRequest(f"{param} is missing: send a JSON schema, or the type json_object", param=param)
-    return schema_format(form.json_schema.schema, "response_format.json_schema.schema")
+    return replace(schema_format(named.schema, param), open=named.strict is False)
 
 
 def structured_outputs(body: Mapping[str, object], param: str = "structured_outputs") -> OutputFormat | None:
@@ -380,11 +369,7 @@ def schema_format(schema: object, param: str) -> OutputFormat:
     """A JSON schema, as an object or as the text of one. What it says is the PD worker's to judge."""
     if isinstance(schema, str):
         # White space and escapes in it are gone once it is encoded again.
-        _short(schema, param, 4 * MAX_FORMAT)
-        try:
-            schema = msgspec.json.decode(schema)
-        except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-            raise InvalidRequest(f"{param} is not valid JSON: {error}", param=param) from None
+        schema = decode_text(schema, object, param, 4 * MAX_FORMAT)
     if not isinstance(schema, Mapping) and schema is not True:
         raise InvalidRequest(f"{param} must be a JSON schema: an object", param=param)
     try:
