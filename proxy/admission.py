@@ -33,6 +33,8 @@ WINDOW_SECONDS = 30.0
 MAX_RE_ENCODE_SHARE = 0.10
 #: Fewer losses than this refuse nothing: they say too little about the pace of the PD workers.
 MIN_LOSSES = 4
+#: Characters of a Submit that is handed over before the call's other choices are made.
+LARGE_SUBMIT = 64 << 10
 #: Outputs that wait for the reader of a reply in one piece, which is woken for none of them alone.
 WHOLE_BATCH = 64
 
@@ -138,8 +140,13 @@ class RequestAdmission:
         for item in first.split.items:
             params.setdefault(item.mm_hash, item.param)
             titles.setdefault(item.mm_hash, item.title)
+        # Each choice is a message of its own: large ones go one after another.
+        one_by_one = (
+            asyncio.Lock() if len(choices.requests) > 1 and first.submit_size > LARGE_SUBMIT else None
+        )
         for request in choices.requests:
             request.binding, request.split = first.binding, first.split
+            request.sending = one_by_one or request.sending
         return Fetched(params, self._clock() - started, tuple(titles.values()))
 
     def check_length(self, model: str, characters: int, param: str) -> None:

@@ -13,15 +13,13 @@ import pytest
 
 from support.hostile.bodies import Place, body_with, places
 from support.hostile.calls import BESIDE_TEXT, refused_later, weight
-from triptych.base.config import ProxyConfig
 from triptych.base.errors import RequestError
 from triptych.base.request import MAX_TEXT, MAX_TOKEN_IDS
 from triptych.proxy.openai.app import ENDPOINTS
 from triptych.proxy.openai.audio.request import TranscriptionForm
 from triptych.proxy.openai.chat.endpoint import ApiLimits, CallEndpoint
-from triptych.proxy.quotas.table import QuotaTable, quota_specs
 
-_PARTS: Any = SimpleNamespace(quotas=QuotaTable(quota_specs(ProxyConfig())))
+_PARTS: Any = SimpleNamespace(parsers=None)
 #: One endpoint for each type of body. A form's fields are counted and measured while it is read.
 READERS: list[CallEndpoint[Any]] = [
     endpoint(_PARTS, None, ApiLimits(8, 16, 64 << 20, 10.0, False))  # type: ignore[arg-type]
