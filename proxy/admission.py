@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 
 from triptych.base.errors import RETRY_AFTER, DeadlineExceeded, Overloaded, Unavailable
@@ -141,12 +141,10 @@ class RequestAdmission:
             params.setdefault(item.mm_hash, item.param)
             titles.setdefault(item.mm_hash, item.title)
         # Each choice is a message of its own: large ones go one after another.
-        one_by_one = (
-            asyncio.Lock() if len(choices.requests) > 1 and first.submit_size > LARGE_SUBMIT else None
-        )
+        one_by_one = asyncio.Lock() if first.submit_size > LARGE_SUBMIT else nullcontext()
         for request in choices.requests:
             request.binding, request.split = first.binding, first.split
-            request.sending = one_by_one or request.sending
+            request.sending = one_by_one
         return Fetched(params, self._clock() - started, tuple(titles.values()))
 
     def check_length(self, model: str, characters: int, param: str) -> None:

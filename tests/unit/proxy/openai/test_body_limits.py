@@ -38,7 +38,7 @@ def name(case: tuple[CallEndpoint[Any], Place]) -> str:
 def read(reader: CallEndpoint[Any], raw: bytes) -> Any:
     """What is left of a body once it is read; the error where it is refused."""
     try:
-        return reader.parse(raw, "r")
+        return reader.parse("r")(raw)
     except RequestError as error:
         return error
 
