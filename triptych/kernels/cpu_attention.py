@@ -14,7 +14,7 @@ import torch
 from triptych.kernels.library import kernel_library
 
 #: Instruction sets: 0 what every CPU has, 1 AVX2, 2 AVX-512, 3 with bfloat16. The CPU's own limit holds, too.
-WIDEST = 3
+WIDEST = 4
 _BYTES = {torch.float32: 4, torch.bfloat16: 2}
 
 

@@ -50,7 +50,7 @@ def check(found: torch.Tensor, expected: torch.Tensor, atol: float = 2e-2) -> No
 
 @pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
 @pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, 13, 16, 32])
-@pytest.mark.parametrize("sizes", [(64, 2), (128, 34), (192, 520)])
+@pytest.mark.parametrize("sizes", [(64, 2), (128, 34), (192, 520), (64, 32), (192, 544)])
 def test_every_instruction_set_gives_the_product(rows, sizes, block, instructions):
     outs, ins = sizes
     x, weight, bias = among_nan(draw(rows, ins)), draw(outs, ins, seed=1), draw(outs, seed=2)
@@ -61,8 +61,11 @@ def test_every_instruction_set_gives_the_product(rows, sizes, block, instruction
 
 @pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
 @pytest.mark.parametrize("rows", [1, 8, 17])
-def test_a_norm_before_and_a_sum_after_are_part_of_the_call(rows: int, block: int, instructions: int) -> None:
-    x, weight, scale = among_nan(draw(rows, 70)), draw(128, 70, seed=1), draw(70, seed=2)
+@pytest.mark.parametrize("ins", [70, 96])
+def test_a_norm_before_and_a_sum_after_are_part_of_the_call(
+    rows: int, ins: int, block: int, instructions: int
+) -> None:
+    x, weight, scale = among_nan(draw(rows, ins)), draw(128, ins, seed=1), draw(ins, seed=2)
     added, packed = among_nan(draw(rows, 128, seed=3)), blocked(weight, block)
     found = kernel.multiply(
         x,
@@ -74,17 +77,18 @@ def test_a_norm_before_and_a_sum_after_are_part_of_the_call(rows: int, block: in
         residual=added,
         instructions=instructions,
     )
-    normed = functional.rms_norm(x.float(), (70,), scale.float(), EPSILON)
+    normed = functional.rms_norm(x.float(), (ins,), scale.float(), EPSILON)
     # A normalised input may be rounded to the other of its two neighbours.
     check(found, normed.bfloat16().float() @ weight.float().T + added.float(), atol=6e-2)
 
 
 @pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
 @pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("ins", [66, 64])
 def test_gated_outputs_are_silu_of_one_half_times_the_other(
-    biased: bool, block: int, instructions: int
+    ins: int, biased: bool, block: int, instructions: int
 ) -> None:
-    x, weight = draw(9, 66), draw(256, 66, seed=1)
+    x, weight = draw(17, ins), draw(256, ins, seed=1)
     bias, packed = draw(256, seed=2) if biased else None, blocked(weight, block)
     found = kernel.multiply(
         x, packed.data_ptr(), 256, block, gated=True, bias=bias, instructions=instructions
@@ -139,6 +143,35 @@ def test_blocks_that_the_kernel_does_not_have_or_that_do_not_fit_are_refused(out
     with pytest.raises(ValueError, match="does not take"):
         # Neither half is whole blocks.
         kernel.multiply(draw(1, 4), blocked(draw(96, 4), 32).data_ptr(), 96, 32, gated=True)
+
+
+@pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
+@pytest.mark.parametrize("sizes", [(1, 1), (9, 35), (33, 128)])
+def test_rows_are_normalised_and_gated_beside_another_product(sizes: tuple[int, int], instructions: int):
+    rows, width = sizes
+    x, scale = among_nan(draw(rows, 2 * width)), draw(2 * width, seed=1)
+    normed = kernel.normalise(x, scale, EPSILON, instructions=instructions)
+    check(normed, functional.rms_norm(x.float(), (2 * width,), scale.float(), EPSILON))
+    gated = kernel.gate(x, instructions=instructions)
+    check(gated, functional.silu(x[:, :width].float()) * x[:, width:].float())
+    assert normed.shape == (rows, 2 * width) and gated.shape == (rows, width)
+
+
+@pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
+def test_rows_overflow_where_torchs_do_and_nan_stays_in_its_row(instructions: int) -> None:
+    x = draw(4, 64)
+    x[0], x[1, :32], x[1, 32:], x[2, 5] = 3e38, -3e38, 1.0, float("nan")
+    gated = kernel.gate(x, instructions=instructions)
+    assert gated[0].isposinf().all() and gated[1].eq(0).all()
+    assert gated[2].isnan().tolist() == [at == 5 for at in range(32)] and gated[3].isfinite().all()
+    normed = kernel.normalise(x, torch.ones(64, dtype=x.dtype), EPSILON, instructions=instructions)
+    assert normed[2].isnan().all() and normed[3].isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (2, 0)])
+def test_no_rows_and_no_width_are_refused(shape: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="does not take"):
+        kernel.gate(draw(*shape))
 
 
 def layer(outs: int = 256, ins: int = 256) -> nn.Linear:
