@@ -187,7 +187,7 @@ needs_blocked_bfloat16 = pytest.mark.skipif(
 
 
 def packed_by_hand(plain: nn.Linear, block: int, monkeypatch: pytest.MonkeyPatch) -> PrepackedLinear:
-    """The layer as another chip's oneDNN would lay it out: this chip's may pack otherwise."""
+    """The layer with its weight as another chip's oneDNN lays it out, for our kernel alone."""
     memory = blocked(plain.weight.detach(), block)
     monkeypatch.setattr(torch.ops.mkldnn, "data_ptr", lambda _: memory.data_ptr())
     monkeypatch.setattr(torch.ops.mkldnn, "_nbytes", lambda _: memory.nbytes)
@@ -203,7 +203,7 @@ def test_the_kernel_reads_every_layout_of_every_chip(block, monkeypatch):
     assert packed.block == block
     inner = prepack.multiply
     monkeypatch.setattr(prepack, "multiply", lambda *args, **named: calls.append(1) or inner(*args, **named))
-    for rows in (1, prepack._max_rows()):
+    for rows in (1, max(prepack.ROWS)):
         x = draw(rows, 256, seed=1)
         check(packed(x), functional.linear(x.float(), plain.weight.float(), plain.bias.float()).detach())
     assert len(calls) == 2
@@ -215,16 +215,16 @@ def test_a_prepacked_layer_gives_few_rows_to_the_kernel_and_others_to_onednn(mon
     packed = PrepackedLinear(plain)
     inner = prepack.multiply
     monkeypatch.setattr(prepack, "multiply", lambda *args, **named: calls.append(1) or inner(*args, **named))
-    few = prepack._max_rows()
+    few = max(prepack.ROWS)
     for rows, by_kernel in ((1, True), (few, True), (few + 1, False), (0, False)):
         calls.clear()
         x = draw(rows, 256, seed=1)
         check(packed(x), functional.linear(x.float(), plain.weight.float(), plain.bias.float()).detach())
         # Where oneDNN leaves the weight as it was, as with AVX-512 alone, it multiplies all rows.
         assert bool(calls) == (by_kernel and packed.block > 0)
-    assert not packed.takes(draw(256, 1).T.expand(2, 256)[:, ::2])
+    assert not packed.fuses(draw(256, 1).T.expand(2, 256)[:, ::2])
     monkeypatch.setattr(prepack, "kernel_library", lambda: None)
-    assert not PrepackedLinear(plain).takes(draw(1, 256))
+    assert not PrepackedLinear(plain).fuses(draw(1, 256))
 
 
 LEVELS = {
@@ -257,11 +257,33 @@ def test_the_layout_of_each_level_of_onednn_is_known_where_it_blocks_pairs_of_in
 
 
 @needs_blocked_bfloat16
+@pytest.mark.parametrize("chosen", [(), (1, 4), prepack.ROWS])
+def test_the_kernel_multiplies_the_rows_that_were_chosen_and_the_rest_is_alike(chosen, block, monkeypatch):
+    plain, calls = layer(), []
+    packed = packed_by_hand(plain, block, monkeypatch)
+    packed.choose(chosen)
+    inner, norm = prepack.multiply, nn.RMSNorm(256, EPSILON).to(torch.bfloat16)
+    norm.weight = nn.Parameter(draw(256, seed=4), requires_grad=False)
+    monkeypatch.setattr(prepack, "multiply", lambda *args, **named: calls.append(1) or inner(*args, **named))
+    for rows in (*range(1, 34), 40):
+        calls.clear()
+        x, added = draw(rows, 256, seed=1), draw(rows, 256, seed=2)
+        weight, bias = plain.weight.detach().float(), plain.bias.detach().float()
+        normed = functional.rms_norm(x.float(), (256,), norm.weight.float(), EPSILON).bfloat16().float()
+        product = functional.linear(normed, weight, bias)
+        check(packed.multiply(x, norm=norm, residual=added), product + added.float(), atol=0.3)
+        first, second = functional.linear(x.float(), weight, bias).chunk(2, -1)
+        check(packed.multiply(x, gated=True), functional.silu(first) * second, atol=1.5)
+        above = min((count for count in prepack.ROWS if count >= rows), default=0)
+        assert len(calls) == (2 if above in chosen else 0), rows
+
+
+@needs_blocked_bfloat16
 def test_a_layout_that_is_not_known_is_left_to_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     other = torch.ops.mkldnn._reorder_linear_weight(draw(256, 256, seed=5))
     assert not prepack.known_block(layer().weight.detach(), other)
     # Neither 32 nor 64 divide it: oneDNN pads it.
-    assert not PrepackedLinear(layer(outs=80)).takes(draw(1, 256))
+    assert PrepackedLinear(layer(outs=80)).block == 0
 
 
 SETS = range(cpu_attention.WIDEST + 1)
