@@ -1,6 +1,6 @@
 """Which product of few rows is faster on this chip, ours or oneDNN's: measured once, then read from a file.
 
-One file per chip, build, threads and shapes, which all workers of a host share. Both products are right: a file
+One file per chip, build, threads and shapes, shared by all workers of a host. Both products are right: a file
 that is lost, unreadable or made up costs time alone.
 """
 
