@@ -131,3 +131,9 @@ def _of_rows(
     )
     raise_for(library.triptych_rows(ctypes.byref(call)), "linear")
     return out
+
+
+def instructions_here() -> int:
+    """The widest set of instructions, up to WIDEST, that this CPU has and the system lets us use."""
+    library = kernel_library()
+    return 0 if library is None else int(library.triptych_instructions())

@@ -94,3 +94,6 @@ EXPORT int triptych_rows(const RowsCall *call) {
     work(&pieces);
   return 0;
 }
+
+// The widest instruction set of this CPU that the kernels have, see Widest.
+EXPORT int triptych_instructions() { return Widest(4); }
