@@ -11,7 +11,7 @@ from support.data.pictures import picture
 from support.engine.encoder_bench import Bench, Job, OpenBench, png
 from support.waiting import until
 from triptych.base.hashing import tenant_digest
-from triptych.encoder_worker.decode_places import Place
+from triptych.encoder_worker.decode_places import DecodePlace
 from triptych.encoder_worker.media import decoder_process, work
 from triptych.protos import encoder_pb2
 
@@ -47,7 +47,7 @@ def decoders(monkeypatch: pytest.MonkeyPatch) -> Decoders:
 
 def used(b: Bench) -> int:
     """Places of processes in use."""
-    return b.worker._loop._scheduler.places.used(Place.PROCESS)
+    return b.worker._loop._scheduler.places.used(DecodePlace.PROCESS)
 
 
 async def sent(b: Bench, seed: int, tenant: str) -> Job:
