@@ -14,7 +14,7 @@ def filled(
     """Begins decodes of the tenant until it has no place more; returns their number."""
     count = 0
     while places.may_begin(tenant, place):
-        places.begin((tenant, place, count), tenant, place, now)
+        places.begin((tenant, place, count), tenant, place, 0.0)
         count += 1
     return count
 
