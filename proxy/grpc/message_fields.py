@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from triptych.base.errors import InvalidRequest, TooLarge
-from triptych.proxy.call.validation import MAX_PARTS
+from triptych.base.request import MAX_PARTS
 
 #: Fields of one message, those of the messages in it included; numbers of a packed list are one. The largest
 #: that is served has four for each of its messages, parts, documents or inputs, and a hundred of its own.

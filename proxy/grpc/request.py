@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request import FunctionCall, MessageToolCall, Role, TextPart
+from triptych.base.request import MAX_TEXT, FunctionCall, MessageToolCall, Role, TextPart
 from triptych.base.types import OutputFormat, SamplingParams
 from triptych.protos import common_pb2, proxy_pb2
 from triptych.proxy.call.chat import ROLES, ChatCall, ChatMessage
@@ -16,7 +16,6 @@ from triptych.proxy.call.json_text import MAX_OPTIONS_TEXT, MAX_TOOLS_TEXT, deco
 from triptych.proxy.call.tools import FunctionChoice, FunctionName, ToolChoice, ToolUse, tool_use
 from triptych.proxy.call.validation import (
     JSON_OBJECT,
-    MAX_TEXT,
     check_image_count,
     check_options,
     check_parts,
@@ -44,6 +43,7 @@ def call_of(
         raise InvalidRequest("messages must hold at least one message", param="messages")
     in_range("timeout", request.timeout, 0, 86400)
     in_range("n", request.n, 0, max_choices)
+    check_parts(sum(1 + len(message.parts) + len(message.tool_calls) for message in request.messages))
     tools = _tools(request.tools)
     messages = tuple(_message(index, message) for index, message in enumerate(request.messages))
     sampling = sampling_of_message(request.sampling)
@@ -66,7 +66,6 @@ def call_of(
             continue_final_message=request.continue_final_message,
         ),
     )
-    check_parts(call.parts)
     check_text(call.text_length, "messages")
     check_image_count(len(call.items()), max_images)
     return call, tools
@@ -175,7 +174,7 @@ def sampling_of_message(sampling: common_pb2.SamplingParams) -> SamplingParams:
 def _format(form: common_pb2.OutputFormat) -> OutputFormat | None:
     kind = form.WhichOneof("body")
     if kind == "json_schema":
-        return schema_format(form.json_schema, "output_format.json_schema")
+        return replace(schema_format(form.json_schema, "output_format.json_schema"), open=form.open)
     if kind == "regex":
         return regex_format(form.regex, "output_format.regex")
     if kind == "choices":
