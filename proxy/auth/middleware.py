@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol
 
 from starlette.responses import JSONResponse
@@ -15,7 +15,9 @@ from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.auth.keys import Principal
 from triptych.proxy.auth.limits import PrincipalLimits
 from triptych.proxy.http.connections import needs_key
+from triptych.proxy.http.endpoint import CONNECTION, Connection
 from triptych.proxy.http.json_body import error_body, retry_after
+from triptych.proxy.quotas.quota import held_for
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +55,19 @@ class Authenticator:
     @asynccontextmanager
     async def admit(self, principal: Principal) -> AsyncIterator[None]:
         """One request from its first byte to the end of its reply; RateLimited above the key's limits."""
-        try:
+        with self._refusals_counted(principal):
             async with self._limits.admit(principal):
                 yield
+
+    async def count(self, principal: Principal) -> None:
+        """One request that generates nothing: it counts towards the minute only, and RateLimited above that."""
+        with self._refusals_counted(principal):
+            await self._limits.count_request(principal)
+
+    @contextmanager
+    def _refusals_counted(self, principal: Principal) -> Iterator[None]:
+        try:
+            yield
         except RateLimited as error:
             limit = error.message.partition(":")[0]
             self._metrics.refusals.labels(limit).inc()
@@ -64,7 +76,7 @@ class Authenticator:
 
 
 class AuthMiddleware:
-    """ASGI middleware: every path but those of probes and of the page needs a key; every POST counts."""
+    """ASGI middleware: every path but those of probes and of the page needs a key, whose requests count."""
 
     def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
         self._app = app
@@ -74,13 +86,18 @@ class AuthMiddleware:
         if scope["type"] != "http":
             raise RuntimeError(f"the middleware serves HTTP, not {scope['type']} connections")
         if not needs_key(scope["path"]):
-            await self._app(scope, receive, send)
+            connection: Connection | None = scope.get(CONNECTION)
+            # No key's name begins so. Nobody's replies are those of a key, and one address has a share of them.
+            with held_for("@" if connection is None else f"@{connection.holder}"):
+                await self._app(scope, receive, send)
             return
         try:
             principal = self._authenticator.principal(_authorization(scope))
             scope[_PRINCIPAL] = principal
             if scope["method"] != "POST":
-                await self._app(scope, receive, send)
+                await self._authenticator.count(principal)
+                with held_for(principal.id):
+                    await self._app(scope, receive, send)
                 return
             # Left when the application has returned: after the reply's last byte, or the client's end.
             async with self._authenticator.admit(principal):

@@ -22,7 +22,7 @@ from triptych.base.log import log_fields
 from triptych.base.request import unknown_field
 from triptych.base.tracing.server_span import CURRENT_SPAN
 from triptych.proxy.http.json_body import error_event, error_json, retry_after
-from triptych.proxy.quotas.quota import HOLDER, Hold, Quota
+from triptych.proxy.quotas.quota import HOLDER, Hold, Quota, QuotaExceeded
 
 #: Where a request's scope has its `Connection`.
 CONNECTION = "triptych.connection"
@@ -34,6 +34,10 @@ class Connection(Protocol):
     """The client's connection as a reply needs it."""
 
     @property
+    def holder(self) -> str:
+        """Whose it is before its key is known."""
+
+    @property
     def unsent(self) -> int:
         """Bytes in the buffers of this process."""
 
@@ -43,6 +47,9 @@ class Connection(Protocol):
 
     async def sent(self) -> None:
         """Returns once nothing is unsent, or the connection has ended."""
+
+    async def caught_up(self) -> None:
+        """Returns once the client's system has acknowledged all but a `SMALL_REPLY`, or at the end."""
 
 
 class Delivery:
@@ -92,26 +99,69 @@ CURRENT_DELIVERY: ContextVar[Delivery | None] = ContextVar("delivery", default=N
 
 
 class DeliveryMiddleware:
-    """ASGI middleware: a POST lasts until its client has taken the reply, or the connection has ended."""
+    """ASGI middleware: a request lasts until its client has taken the reply, or the connection has ended.
+
+    An endpoint of POSTs counts its replies itself. Those to GETs are counted here, and the next one of a
+    connection is not made before the client has taken those before it: else a client that asks for many at
+    once and reads nothing fills the kernel's buffers, which no budget sees.
+    """
 
     def __init__(self, app: ASGIApp, quota: Quota) -> None:
         self._app = app
         self._quota = quota
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] != "POST":
-            await self._app(scope, receive, send)
-            return
         connection: Connection | None = scope.get(CONNECTION)
         delivery = Delivery(self._quota, HOLDER.get(), connection)
         token = CURRENT_DELIVERY.set(delivery)
+        counts_itself = scope["method"] == "POST"
         try:
-            await self._app(scope, receive, send)
+            if counts_itself or connection is None:
+                await self._app(scope, receive, send)
+            else:
+                await connection.caught_up()
+                await self._app(scope, receive, CountedReply(delivery, send))
             if connection is not None:
                 await connection.sent()
+                if not counts_itself:
+                    await connection.caught_up()
         finally:
             CURRENT_DELIVERY.reset(token)
             delivery.close()
+
+
+class CountedReply:
+    """A `send` that counts a reply in one piece before its first byte leaves; without memory it is a 429."""
+
+    def __init__(self, delivery: Delivery, send: Send) -> None:
+        self._delivery = delivery
+        self._send = send
+        self._start: Message | None = None
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        if self._start is not None:
+            start, self._start = self._start, None
+            try:
+                if not message.get("more_body", False):
+                    self._delivery.cover(len(message.get("body", b"")))
+            except QuotaExceeded as error:
+                start, message = _refusal(error)
+            await self._send(start)
+        await self._send(message)
+
+
+def _refusal(error: RequestError) -> tuple[Message, Message]:
+    body = error_json(error)
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"retry-after", (retry_after(error) or "1").encode()),
+    ]
+    start = {"type": "http.response.start", "status": error.status, "headers": headers}
+    return start, {"type": "http.response.body", "body": body}
 
 
 HEADER = b"x-triptych-ignored-fields"
