@@ -33,7 +33,7 @@ from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.pd_worker.engine import Engine, StepMetrics
 from triptych.pd_worker.events.request_log import PDTraces
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
-from triptych.pd_worker.frontend.grammar import GrammarCompiler
+from triptych.pd_worker.frontend.grammar import compiler_of
 from triptych.pd_worker.frontend.prompt import check_prompts
 from triptych.pd_worker.ranks.decoder_ranks import DecoderRanks
 from triptych.pd_worker.ranks.ranked_runner import OtherRanks, RankedRunner
@@ -164,7 +164,7 @@ class NativeWorker(PDWorker):
         producers = None if tracer is None else transfer.producers
         self.connect(
             engine,
-            GrammarCompiler(model.tokenizer, model.defaults.eos_token_ids),
+            compiler_of(config, model.tokenizer, model.defaults.eos_token_ids),
             engine.beat,
             functools.partial(load_report, metrics, config.embedding_memory),
             two_prompts=None

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request import FunctionCall, MessageToolCall, Role, TextPart
+from triptych.base.request import FunctionCall, MessageToolCall, Role, TextPart, check_tools_size
 from triptych.base.types import OutputFormat, SamplingParams
 from triptych.protos import common_pb2, proxy_pb2
 from triptych.proxy.call.chat import ROLES, ChatCall, ChatMessage
@@ -45,6 +45,7 @@ def call_of(
         raise InvalidRequest("messages must hold at least one message", param="messages")
     in_range("timeout", request.timeout, 0, 86400)
     in_range("n", request.n, 0, max_choices)
+    check_parts(sum(1 + len(message.parts) + len(message.tool_calls) for message in request.messages))
     tools = _tools(request.tools)
     messages = tuple(_message(index, message) for index, message in enumerate(request.messages))
     sampling = sampling_of_message(request.sampling)
@@ -67,7 +68,6 @@ def call_of(
             continue_final_message=request.continue_final_message,
         ),
     )
-    check_parts(call.parts)
     check_text(call.text_length, "messages")
     check_image_count(len(call.items()), max_images)
     return call, tools
@@ -82,6 +82,7 @@ def _tools(tools: proxy_pb2.ChatTools) -> ToolUse:
     choice: ToolChoice = FunctionChoice(FunctionName(tools.function)) if tools.function else None
     if choice is None:
         choice = convert_field(tools.choice or None, cast("type[Any]", ToolChoice), "tool_choice")
+    check_tools_size(len(tools.tools))
     return tool_use(_json(tools.tools, list[object], "tools"), choice, not tools.single_call)
 
 
@@ -183,7 +184,7 @@ def sampling_of_message(sampling: common_pb2.SamplingParams) -> SamplingParams:
 def _format(form: common_pb2.OutputFormat) -> OutputFormat | None:
     kind = form.WhichOneof("body")
     if kind == "json_schema":
-        return schema_format(form.json_schema, "output_format.json_schema")
+        return replace(schema_format(form.json_schema, "output_format.json_schema"), open=form.open)
     if kind == "regex":
         return regex_format(form.regex, "output_format.regex")
     if kind == "choices":

@@ -11,7 +11,7 @@ from triptych.protos import proxy_pb2
 from triptych.proxy.call.chat import ChatCall, Done, PoolingOptions, RawPrompt
 from triptych.proxy.call.pairs import Content, Pair, PairScoring, check_pairs
 from triptych.proxy.call.pooled import MAX_INPUTS, input_calls, pool_all, pooled_call, vector_of
-from triptych.proxy.call.validation import check_text, check_token_count, in_range
+from triptych.proxy.call.validation import check_parts, check_text, check_token_count, in_range
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.grpc.request import call_of, content_of, processor_options
 from triptych.proxy.quotas.quota import HOLDER
@@ -67,6 +67,7 @@ async def embeddings(dispatcher: Dispatcher, calls: Sequence[ChatCall]) -> Async
 def rerank_pairs(request: proxy_pb2.RerankRequest, *, max_images: int, timeout: float) -> PairScoring:
     """The pairs to score; InvalidRequest names the field at fault."""
     _check_count(request.documents, "documents")
+    check_parts(len(request.query.parts) + sum(len(each.parts) for each in request.documents), "documents")
     query = _content(request.query, "query")
     pairs = [
         Pair(query, "query", _content(document, f"documents[{at}]"), f"documents[{at}]")

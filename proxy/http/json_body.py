@@ -73,6 +73,7 @@ MAX_VALUES = 1 << 20
 
 _AT = re.compile(r" - at `\$(?P<path>[^`]*)`$")
 _LIMIT = re.compile(r"Expected `\w+` [<>]")
+_TOO_LONG = re.compile(r"Expected `(?P<kind>\w+)` of length <= (?P<most>[0-9]+)")
 _MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
 
 
@@ -126,6 +127,10 @@ def invalid_field(error: msgspec.ValidationError, prefix: str, kind: object = ob
     if text.startswith("Invalid ") and (allowed := _allowed(kind, at["path"] if at else "")):
         quoted = text.partition("'")[2].rpartition("'")[0]
         text = f"{_UNSERVED_PARTS.get(quoted, text)}: send {' or '.join(map(str, allowed))}"
+    if long := _TOO_LONG.search(text):
+        text = (
+            f"takes at most {long['most']} {'characters' if long['kind'] == 'str' else 'entries'}: send less"
+        )
     if missing := _MISSING.search(text):
         path += f".{missing['name']}"
     path = path.lstrip(".") or "body"

@@ -93,4 +93,6 @@ def tenant_digest(tenant: str) -> str:
 
     Empty for an empty `tenant`, as where no API keys are in use.
     """
-    return framed_digest((("domain", b"triptych.tenant.v1"), ("tenant", tenant.encode())))[:16] if tenant else ""
+    return (
+        framed_digest((("domain", b"triptych.tenant.v1"), ("tenant", tenant.encode())))[:16] if tenant else ""
+    )

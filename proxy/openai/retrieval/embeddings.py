@@ -17,7 +17,7 @@ from triptych.proxy.call.pooled import MAX_INPUTS, input_calls, pool_all, pooled
 from triptych.proxy.http.endpoint import CURRENT_DELIVERY, HttpReply
 from triptych.proxy.http.json_body import decode_body, to_json
 from triptych.proxy.openai.chat.endpoint import CallEndpoint
-from triptych.proxy.openai.chat.request import ChatBody, MessageBody, call_of
+from triptych.proxy.openai.chat.request import ChatBody, Messages, call_of
 from triptych.proxy.openai.completions.request import Prompts, raw_prompts
 from triptych.proxy.openai.fields.sampling import (
     ContinueFinal,
@@ -59,7 +59,7 @@ class EmbeddingBody(PooledBody, kw_only=True):
 
     input: Annotated[object, late(Prompts), Meta(description="A text, token ids, or a list of them.")] = None
     messages: Annotated[
-        list[MessageBody] | None,
+        Messages | None,
         Meta(description="In place of input: a conversation, with pictures as parts of its messages."),
     ] = None
     dimensions: Annotated[

@@ -12,10 +12,11 @@ from msgspec import Meta
 from triptych.base.errors import InvalidRequest
 from triptych.proxy.call.chat import PoolingOptions
 from triptych.proxy.call.pairs import Content, Pair, PairScoring, best_first, check_pairs
+from triptych.proxy.call.validation import check_parts
 from triptych.proxy.http.endpoint import HttpReply
 from triptych.proxy.http.json_body import decode_body, to_json
 from triptych.proxy.openai.chat.endpoint import CallEndpoint
-from triptych.proxy.openai.retrieval.content import ContentField, Contents, content_of
+from triptych.proxy.openai.retrieval.content import ContentField, Contents, content_of, parts_of
 from triptych.proxy.openai.retrieval.embeddings import (
     PooledBody,
     PooledReply,
@@ -70,6 +71,7 @@ _score_decoder = msgspec.json.Decoder(ScoreBody)
 def parse_rerank(raw: bytes, request_id: str, *, max_images: int, timeout: float) -> RerankRequest:
     """The request that `raw` (JSON) holds. InvalidRequest names what is wrong with it."""
     body = decode_body(_rerank_decoder, raw)
+    check_parts(parts_of(body.query) + parts_of(body.documents), "documents")
     query = (content_of(body.query, "query"), "query")
     pairs = [Pair(*query, *document) for document in _contents(body.documents, "documents")]
     return RerankRequest(
@@ -82,6 +84,7 @@ def parse_rerank(raw: bytes, request_id: str, *, max_images: int, timeout: float
 def parse_score(raw: bytes, request_id: str, *, max_images: int, timeout: float) -> PairScoring:
     """The request that `raw` (JSON) holds. InvalidRequest names what is wrong with it."""
     body = decode_body(_score_decoder, raw)
+    check_parts(parts_of(body.text_1) + parts_of(body.text_2), "text_2")
     firsts, seconds = _contents(body.text_1, "text_1"), _contents(body.text_2, "text_2")
     if len(firsts) not in (1, len(seconds)):
         raise InvalidRequest(

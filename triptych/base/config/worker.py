@@ -176,6 +176,13 @@ class PDConfig(WorkerConfig):
         "format of the model's tool calls: auto, by the chat template, or hermes, qwen3_coder, glm45, "
         "mistral, llama3_json, pythonic, gemma4",
     )
+    schemas: str = flag(
+        "closed",
+        "JSON schemas of output formats and forced tool calls: closed, objects take no names but those that "
+        "are written, and integers and strings have a bound, unless the schema says otherwise; open, as JSON "
+        "Schema has them, so that a weak model may never end",
+        choices=("closed", "open"),
+    )
     tensor_parallel: int = flag(
         1,
         "tensor-parallel size of a PD worker: processes that each hold a part of every layer, with one "
