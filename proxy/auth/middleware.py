@@ -7,16 +7,15 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol
 
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from triptych.base.errors import RateLimited, RequestError, Unauthorized
+from triptych.base.errors import RateLimited, Unauthorized
 from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.auth.keys import Principal
 from triptych.proxy.auth.limits import PrincipalLimits
 from triptych.proxy.http.connections import needs_key
 from triptych.proxy.http.endpoint import CONNECTION, Connection
-from triptych.proxy.http.json_body import error_body, retry_after
+from triptych.proxy.http.refusals import refuse
 from triptych.proxy.quotas.quota import held_for
 
 logger = logging.getLogger(__name__)
@@ -60,7 +59,7 @@ class Authenticator:
                 yield
 
     async def count(self, principal: Principal) -> None:
-        """One request that generates nothing: it counts towards the minute only, and RateLimited above that."""
+        """One request that generates nothing counts in the minute only; RateLimited above the key's limit."""
         with self._refusals_counted(principal):
             await self._limits.count_request(principal)
 
@@ -87,7 +86,7 @@ class AuthMiddleware:
             raise RuntimeError(f"the middleware serves HTTP, not {scope['type']} connections")
         if not needs_key(scope["path"]):
             connection: Connection | None = scope.get(CONNECTION)
-            # No key's name begins so. Nobody's replies are those of a key, and one address has a share of them.
+            # No key's name begins so; one address has a share of what keys have.
             with held_for("@" if connection is None else f"@{connection.holder}"):
                 await self._app(scope, receive, send)
             return
@@ -103,7 +102,7 @@ class AuthMiddleware:
             async with self._authenticator.admit(principal):
                 await self._app(scope, receive, send)
         except (Unauthorized, RateLimited) as error:
-            await _reply(error, scope, receive, send)
+            await refuse(error, scope, receive, send)
 
 
 def principal_of(scope: Scope) -> str:
@@ -123,12 +122,3 @@ def _authorization(scope: Scope) -> bytes:
     values = {value for name, value in scope["headers"] if name == b"authorization"}
     values |= {b"Bearer " + value for name, value in scope["headers"] if name == b"x-api-key" and value}
     return bytes(values.pop()) if len(values) == 1 else b""
-
-
-async def _reply(error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
-    headers: dict[str, str] = {}
-    if wait := retry_after(error):
-        headers["retry-after"] = wait
-    if error.status == 401:
-        headers["www-authenticate"] = "Bearer"
-    await JSONResponse(error_body(error, scope["path"]), error.status, headers)(scope, receive, send)

@@ -290,7 +290,7 @@ async def raw_post(
 ) -> tuple[int, dict[str, str], bytes]:
     """One POST on a connection of its own: status, headers, body."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    lines = {"Host": "x", "Content-Length": str(len(body)), "Connection": "close", **(headers or {})}
+    lines = {"Host": "localhost", "Content-Length": str(len(body)), "Connection": "close", **(headers or {})}
     head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in lines.items())
     writer.write(head.encode() + b"\r\n" + body)
     await writer.drain()
