@@ -43,7 +43,8 @@ from triptych.proxy.grpc.admission import GrpcAdmission, add_reflection, server_
 from triptych.proxy.grpc.connections import GrpcConnections
 from triptych.proxy.grpc.server import ProxyServicer
 from triptych.proxy.http.connections import ConnectionLimits, raise_file_limit
-from triptych.proxy.http.endpoint import BodyMiddleware, DeliveryMiddleware
+from triptych.proxy.http.delivery import DeliveryMiddleware
+from triptych.proxy.http.endpoint import BodyMiddleware
 from triptych.proxy.http.hosts import HostMiddleware, own_names
 from triptych.proxy.http.peers import TrustedProxies
 from triptych.proxy.http.refusals import RefusalMiddleware, Refusals

@@ -14,7 +14,7 @@ from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.auth.keys import Principal
 from triptych.proxy.auth.limits import PrincipalLimits
 from triptych.proxy.http.connections import needs_key
-from triptych.proxy.http.endpoint import CONNECTION, Connection
+from triptych.proxy.http.delivery import CONNECTION, Connection
 from triptych.proxy.http.refusals import refuse
 from triptych.proxy.quotas.quota import held_for
 

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from triptych.base.errors import RequestError, RequestTimeout, TooLarge, Unavailable
-from triptych.proxy.http.endpoint import CONNECTION, SMALL_REPLY
+from triptych.proxy.http.delivery import CONNECTION, SMALL_REPLY
 from triptych.proxy.http.json_body import error_json, retry_after
 from triptych.proxy.http.peers import BadHeader, TrustedProxies, parse_header
 from triptych.proxy.quotas.quota import Hold, Quota, QuotaExceeded

@@ -101,7 +101,7 @@ class HostMiddleware:
             if any(name == header and not has(value.decode("latin-1")) for name, value in scope["headers"]):
                 # What it is stands in no reply: it is anybody's text.
                 return Forbidden(
-                    f"the header {header.decode().title()} is foreign here, where no API keys are in use: the "
-                    f"operator can name what it says with {flag}, or use keys"
+                    f"the header {header.decode().title()} is foreign here, where no API keys are in use: "
+                    f"the operator can name what it says with {flag}, or use keys"
                 )
         return None

@@ -39,7 +39,8 @@ from triptych.proxy.grpc.admission import GrpcAdmission, add_reflection, server_
 from triptych.proxy.grpc.connections import GrpcConnections
 from triptych.proxy.grpc.server import ProxyServicer
 from triptych.proxy.http.connections import ConnectionLimits
-from triptych.proxy.http.endpoint import BodyMiddleware, DeliveryMiddleware
+from triptych.proxy.http.delivery import DeliveryMiddleware
+from triptych.proxy.http.endpoint import BodyMiddleware
 from triptych.proxy.http.peers import TrustedProxies
 from triptych.proxy.http.refusals import RefusalMiddleware, Refusals
 from triptych.proxy.http.server import HttpServer, bind
