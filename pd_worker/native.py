@@ -20,6 +20,7 @@ from triptych.base.types import WorkerInfo
 from triptych.ec_connector.base import DirectTransfer, ECConnectorRole, ECConnectorScheduler, ECTransferConfig
 from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.models.base import DecoderSide
+from triptych.models.checkpoint.quantized import check_decoder
 from triptych.models.checkpoint.support import check_supported, required_by_flags
 from triptych.models.identity import ModelIdentity
 from triptych.pd_worker.core.admission import Admission, SchedulerLimits
@@ -74,6 +75,7 @@ def load_model(config: PDConfig, *, other_peak: int = 0) -> LoadedModel:
     `other_peak` is what another model in this process takes of the device while it computes.
     """
     check_supported(Path(config.model), required_by_flags(config))
+    check_decoder(Path(config.model))
     check_prompts(Path(config.model))
     if config.tensor_parallel == 1:
         return _load(config, None, other_peak)

@@ -58,7 +58,9 @@ class SplitItem:
 class VideoSegments(Protocol):
     """Divides videos into items."""
 
-    async def segments(self, video: SplitItem, namespace: str, salt: str) -> Sequence[VideoSegment]:
+    async def segments(
+        self, video: SplitItem, namespace: str, salt: str, tenant: str = ""
+    ) -> Sequence[VideoSegment]:
         """The segments of a video; empty where it is one item."""
 
 
@@ -142,7 +144,7 @@ async def slot_items(
     item = await make_item(call, namespace, part, loader, message)
     if videos is None or not isinstance(part, VideoPart):
         return [item]
-    segments = await videos.segments(item, namespace, call.salt)
+    segments = await videos.segments(item, namespace, call.salt, call.tenant)
     if not segments:
         return [item]
     options = [{**item.options, SEGMENT: list(segment[:3])} for segment in segments]

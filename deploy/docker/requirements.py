@@ -15,7 +15,9 @@ def requirements(pyproject: str, extras: list[str]) -> list[str]:
     """The requirements of the project and of its `extras`, or groups."""
     told = tomllib.loads(pyproject)
     project = told["project"]
-    groups: dict[str, list[str | dict[str, str]]] = project["optional-dependencies"] | told["dependency-groups"]
+    groups: dict[str, list[str | dict[str, str]]] = (
+        project["optional-dependencies"] | told["dependency-groups"]
+    )
 
     def lines(name: str) -> Iterator[str]:
         for line in groups[name]:

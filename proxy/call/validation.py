@@ -15,7 +15,6 @@ from msgspec import Meta
 from triptych.base.errors import InvalidRequest, RequestError
 from triptych.base.request import (
     MAX_CHOICE_TEXTS,
-    MAX_DEPTH,
     MAX_FORMAT,
     MAX_OPTIONS_BYTES,
     MAX_PARTS,
@@ -38,6 +37,7 @@ from triptych.base.request import (
 )
 from triptych.base.types import OutputFormat, SamplingParams
 from triptych.proxy.call.chat import ChatCall, ChatMessage, EncoderPrompt, modality_of
+from triptych.proxy.call.json_text import check_depth, decode_text
 
 _SAMPLING_LIMITS = {
     "temperature": Temperature,
@@ -98,18 +98,6 @@ def check_options(options: Mapping[str, object], param: str = "mm_processor_kwar
     if not _finite(options):
         raise InvalidRequest(f"{param} must hold finite numbers", param=param)
     return options
-
-
-def check_depth(value: object, param: str, depth: int = 0) -> None:
-    """InvalidRequest when lists and objects are nested so deep that later readers would fail."""
-    if depth > MAX_DEPTH:
-        raise InvalidRequest(f"{param} must not be nested deeper than {MAX_DEPTH}", param=param)
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, (list, tuple)):
-        return
-    for inner in value:
-        check_depth(inner, param, depth + 1)
 
 
 def _finite(value: object) -> bool:
@@ -379,11 +367,7 @@ def schema_format(schema: object, param: str) -> OutputFormat:
     """A JSON schema, as an object or as the text of one. What it says is the PD worker's to judge."""
     if isinstance(schema, str):
         # White space and escapes in it are gone once it is encoded again.
-        _short(schema, param, 4 * MAX_FORMAT)
-        try:
-            schema = msgspec.json.decode(schema)
-        except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-            raise InvalidRequest(f"{param} is not valid JSON: {error}", param=param) from None
+        schema = decode_text(schema, object, param, 4 * MAX_FORMAT)
     if not isinstance(schema, Mapping) and schema is not True:
         raise InvalidRequest(f"{param} must be a JSON schema: an object", param=param)
     try:

@@ -7,17 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-import msgspec
-
 from triptych.base.errors import InvalidRequest
-from triptych.base.request import FunctionCall, MessageToolCall, Role, TextPart, check_tools_size
+from triptych.base.request import MAX_TEXT, FunctionCall, MessageToolCall, Role, TextPart
 from triptych.base.types import OutputFormat, SamplingParams
 from triptych.protos import common_pb2, proxy_pb2
 from triptych.proxy.call.chat import ROLES, ChatCall, ChatMessage
+from triptych.proxy.call.json_text import MAX_OPTIONS_TEXT, MAX_TOOLS_TEXT, decode_text
 from triptych.proxy.call.tools import FunctionChoice, FunctionName, ToolChoice, ToolUse, tool_use
 from triptych.proxy.call.validation import (
     JSON_OBJECT,
-    check_depth,
     check_image_count,
     check_options,
     check_parts,
@@ -82,8 +80,7 @@ def _tools(tools: proxy_pb2.ChatTools) -> ToolUse:
     choice: ToolChoice = FunctionChoice(FunctionName(tools.function)) if tools.function else None
     if choice is None:
         choice = convert_field(tools.choice or None, cast("type[Any]", ToolChoice), "tool_choice")
-    check_tools_size(len(tools.tools))
-    return tool_use(_json(tools.tools, list[object], "tools"), choice, not tools.single_call)
+    return tool_use(_json(tools.tools, list[object], "tools", MAX_TOOLS_TEXT), choice, not tools.single_call)
 
 
 def _message(index: int, message: proxy_pb2.ChatMessage) -> ChatMessage:
@@ -120,7 +117,7 @@ def _tool_calls(message: proxy_pb2.ChatMessage, role: Role, path: str) -> tuple[
         raise InvalidRequest(f"{path}: only assistant messages have them", param=path)
     calls = []
     for at, call in enumerate(message.tool_calls):
-        arguments = _json(call.arguments, dict[str, object], f"{path}[{at}].arguments") or {}
+        arguments = _json(call.arguments, dict[str, object], f"{path}[{at}].arguments", MAX_TEXT) or {}
         calls.append(MessageToolCall(FunctionCall(call.name, arguments), call.id))
     return tuple(calls)
 
@@ -136,16 +133,9 @@ def _part(part: proxy_pb2.ChatPart, kind: str, param: str) -> TextPart | ItemPar
     return _FILES[name].of_url(value, param) if is_url else _FILES[name](value, param)
 
 
-def _json(text: str, kind: type[T], param: str) -> T | None:
+def _json(text: str, kind: type[T], param: str, most: int = MAX_OPTIONS_TEXT) -> T | None:
     """None for an empty text."""
-    if not text:
-        return None
-    try:
-        value = msgspec.json.decode(text, type=kind)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise InvalidRequest(f"{param} holds no such JSON: {error}", param=param) from None
-    check_depth(value, param)
-    return value
+    return decode_text(text, kind, param, most) if text else None
 
 
 def sampling_of_message(sampling: common_pb2.SamplingParams) -> SamplingParams:

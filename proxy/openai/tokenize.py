@@ -26,6 +26,7 @@ from triptych.proxy.openai.fields.sampling import (
     SpecialTokens,
     TemplateVariables,
 )
+from triptych.proxy.parsing.parse import Parse
 from triptych.proxy.pd.queries import Tokenized
 from triptych.proxy.pd.wire import prompt_to_proto, template_to_proto
 from triptych.proxy.splitter import pd_messages
@@ -118,8 +119,8 @@ class TokenizeEndpoint(CallEndpoint[TokenizeQuery]):
 
     body: type[msgspec.Struct] = TokenizeBody
 
-    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> TokenizeQuery:
-        return parse_tokenize(raw, request_id, max_images=self.limits.max_images)
+    def parse(self, request_id: str, content_type: bytes = b"") -> Parse[TokenizeQuery]:
+        return Parse(parse_tokenize, {"request_id": request_id, "max_images": self.limits.max_images})
 
     async def tokenized(self, query: TokenizeQuery) -> Tokenized:
         model = self.dispatcher.resolve_model(query.model)
@@ -140,8 +141,8 @@ class DetokenizeEndpoint(CallEndpoint[DetokenizeBody]):
 
     body = DetokenizeBody
 
-    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> DetokenizeBody:
-        return parse_detokenize(raw)
+    def parse(self, request_id: str, content_type: bytes = b"") -> Parse[DetokenizeBody]:
+        return Parse(parse_detokenize)
 
     async def answer(self, request: DetokenizeBody, reply: HttpReply) -> None:
         model = self.dispatcher.resolve_model(request.model or "")

@@ -225,9 +225,17 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     reasoning_content: str | None = None
 
     @property
+    def characters(self) -> int:
+        """Characters of its texts."""
+        if not isinstance(self.content, list):
+            return len(self.content or "")
+        return sum(len(part.text) for part in self.content if isinstance(part, TextPart))
+
+    @property
     def slots(self) -> list[str]:
-        """The modalities of the items that the message takes."""
-        return [part.modality for part in self.content or () if isinstance(part, Slot)]
+        """The modalities of the items that the message takes. A plain text, however long, has none."""
+        parts = self.content if isinstance(self.content, list) else ()
+        return [part.modality for part in parts if isinstance(part, Slot)]
 
 
 @dataclass(frozen=True, slots=True)

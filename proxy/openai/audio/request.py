@@ -13,7 +13,7 @@ from triptych.base.request import MAX_LANGUAGE, MAX_SPOKEN_PROMPT, Seed, Tempera
 from triptych.base.types import SamplingParams
 from triptych.proxy.call.chat import ChatCall, EncoderPrompt, Transcription
 from triptych.proxy.call.validation import check_salt, check_sampling, seed_of
-from triptych.proxy.http.form_body import Form
+from triptych.proxy.http.form_body import Form, parse_form
 from triptych.proxy.http.json_body import convert_field
 from triptych.proxy.media.source import AudioPart
 from triptych.proxy.openai.fields.sampling import CacheSalt
@@ -94,6 +94,15 @@ class TranscriptionRequest:
     @property
     def wants_times(self) -> bool:
         return self.response_format in _TIMED
+
+
+def parse_audio_form(
+    raw: bytes, request_id: str, *, content_type: str, translates: bool, timeout: float
+) -> TranscriptionRequest:
+    """What the form that `raw` holds asks for. InvalidRequest names the field."""
+    return parse_transcription(
+        parse_form(content_type.encode("latin-1"), raw), request_id, translates=translates, timeout=timeout
+    )
 
 
 def parse_transcription(

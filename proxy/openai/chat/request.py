@@ -9,11 +9,19 @@ import msgspec
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request import MAX_PARTS, FunctionCall, MessageToolCall, OutputTokens, Role, TextPart
+from triptych.base.request import (
+    MAX_PARTS,
+    MAX_TEXT,
+    FunctionCall,
+    MessageToolCall,
+    OutputTokens,
+    Role,
+    TextPart,
+)
 from triptych.proxy.call.chat import ROLES, ChatCall, ChatMessage
+from triptych.proxy.call.json_text import check_depth, decode_text
 from triptych.proxy.call.tools import NO_TOOLS, CallForm, ToolChoice, ToolUse, tool_use
 from triptych.proxy.call.validation import (
-    check_depth,
     check_image_count,
     check_options,
     check_parts,
@@ -312,10 +320,11 @@ def _tool_calls(body: MessageBody, path: str) -> tuple[MessageToolCall, ...]:
     calls = []
     for at, call in enumerate(body.tool_calls or ()):
         param = f"{path}.tool_calls[{at}].function.arguments"
-        arguments = call.function.parsed_arguments()
-        if arguments is None:
-            raise InvalidRequest(f"{param} must be a JSON object in a string", param=param)
-        check_depth(arguments, param)
+        arguments = call.function.arguments
+        if isinstance(arguments, str):
+            arguments = decode_text(arguments or "{}", dict[str, object], param, MAX_TEXT)
+        else:
+            check_depth(arguments, param)
         calls.append(MessageToolCall(FunctionCall(call.function.name, arguments), call.id))
     return tuple(calls)
 

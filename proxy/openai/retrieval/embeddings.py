@@ -28,6 +28,7 @@ from triptych.proxy.openai.fields.sampling import (
     TemplateVariables,
     late,
 )
+from triptych.proxy.parsing.parse import Parse
 from triptych.proxy.quotas.quota import HOLDER, Quota
 
 
@@ -146,10 +147,8 @@ class EmbeddingsEndpoint(CallEndpoint[EmbeddingRequest]):
     smaller = "send fewer inputs at once"
     body = EmbeddingBody
 
-    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> EmbeddingRequest:
-        return parse_embeddings(
-            raw, request_id, max_images=self.limits.max_images, timeout=self.limits.timeout
-        )
+    def parse(self, request_id: str, content_type: bytes = b"") -> Parse[EmbeddingRequest]:
+        return Parse(parse_embeddings, self.parse_options(request_id))
 
     async def answer(self, request: EmbeddingRequest, reply: HttpReply) -> None:
         model = self.dispatcher.resolve_model(request.calls[0].model)

@@ -24,6 +24,7 @@ from triptych.proxy.openai.retrieval.embeddings import (
     list_head,
     refuse_unserved,
 )
+from triptych.proxy.parsing.parse import Parse
 
 Instruction = Annotated[
     str | None, Meta(description="What a reranker is to judge by, in place of its own instruction.")
@@ -117,8 +118,8 @@ class RerankEndpoint(CallEndpoint[RerankRequest]):
     smaller = "send fewer inputs at once"
     body = RerankBody
 
-    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> RerankRequest:
-        return parse_rerank(raw, request_id, max_images=self.limits.max_images, timeout=self.limits.timeout)
+    def parse(self, request_id: str, content_type: bytes = b"") -> Parse[RerankRequest]:
+        return Parse(parse_rerank, self.parse_options(request_id))
 
     async def answer(self, request: RerankRequest, reply: HttpReply) -> None:
         model = self.dispatcher.resolve_model(request.pairs.first.model)
@@ -139,8 +140,8 @@ class ScoreEndpoint(CallEndpoint[PairScoring]):
     smaller = "send fewer inputs at once"
     body = ScoreBody
 
-    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> PairScoring:
-        return parse_score(raw, request_id, max_images=self.limits.max_images, timeout=self.limits.timeout)
+    def parse(self, request_id: str, content_type: bytes = b"") -> Parse[PairScoring]:
+        return Parse(parse_score, self.parse_options(request_id))
 
     async def answer(self, request: PairScoring, reply: HttpReply) -> None:
         model = self.dispatcher.resolve_model(request.first.model)
