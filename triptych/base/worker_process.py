@@ -63,7 +63,7 @@ class HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]  # it has
     async def List(
         self, request: health_pb2.HealthListRequest, context: aio.ServicerContext[Any, Any]
     ) -> health_pb2.HealthListResponse:
-        """Refused: it would tell incarnations. What is left out here is an error with a traceback for gRPC."""
+        """Refused: it would tell incarnations, and left out it is a traceback in the log for each call."""
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "use Check: this server lists no services")
         raise AssertionError("unreachable")
 

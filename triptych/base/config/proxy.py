@@ -108,8 +108,8 @@ class ProxyConfig(ServiceConfig):
     )
     allowed_hosts: str = flag(
         "",
-        "comma-separated host names that a proxy without API keys on loopback answers to beside this machine's "
-        "own; * for any",
+        "comma-separated host names to which a proxy without API keys on loopback answers, beside this "
+        "machine's own; * for any",
     )
     api_key: str = flag(
         "", "API key that clients must send; several separated by commas", secret=True, joined=True
