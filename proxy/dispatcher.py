@@ -30,7 +30,7 @@ from triptych.proxy.events import (
     RequestEvent,
     RequestFailed,
 )
-from triptych.proxy.http.endpoint import CURRENT_DELIVERY
+from triptych.proxy.http.delivery import CURRENT_DELIVERY
 from triptych.proxy.http.refusals import CURRENT_ARRIVAL
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.media.source import MediaSource
