@@ -40,6 +40,7 @@ _MAX_OPTIONS_CHARS = 64 << 10
 #: Longest fields that are stored or logged unchanged.
 _MAX_CHARS = {"job_id": 512, "request_id": 256, "label": 256, "salt": 1024, "failed_lease_token": 256}
 _DIGEST = re.compile(r"([0-9a-f]{40})?")
+_TENANT = re.compile(r"([0-9a-f]{16})?")
 
 
 def parse_job(job: encoder_pb2.EncodeJob, format: ItemFormat) -> JobSpec:
@@ -57,6 +58,8 @@ def parse_job(job: encoder_pb2.EncodeJob, format: ItemFormat) -> JobSpec:
         raise InvalidRequest("timeout: seconds that the job may take, above 0", param="timeout")
     if not _DIGEST.fullmatch(job.damaged_digest):
         raise InvalidRequest("damaged_digest: 40 lower-case hex characters", param="damaged_digest")
+    if not _TENANT.fullmatch(job.tenant):
+        raise InvalidRequest("tenant: 16 lower-case hex characters, or none", param="tenant")
     for field, limit in _MAX_CHARS.items():
         if len(getattr(job, field)) > limit:
             raise InvalidRequest(f"{field}: more than {limit} characters", param=field)
@@ -75,6 +78,7 @@ def parse_job(job: encoder_pb2.EncodeJob, format: ItemFormat) -> JobSpec:
         damaged_digest=job.damaged_digest,
         re_encode=job.re_encode,
         direct=job.direct,
+        tenant=job.tenant,
     )
 
 
