@@ -29,8 +29,8 @@ from triptych.encoder_worker.jobs.job import (
 )
 from triptych.encoder_worker.jobs.segments import SegmentPlanner
 from triptych.encoder_worker.jobs.table import JobStreams
+from triptych.encoder_worker.media.budget import MediaBudget
 from triptych.encoder_worker.media.formats import MAX_MEDIA_BYTES
-from triptych.encoder_worker.media.preparer import MediaBudget
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
 from triptych.protos.convert import error_to_proto, plan_to_proto, source_to_proto
 
@@ -200,10 +200,10 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             if self._splitter is None or spec.modality != "video":
                 return encoder_pb2.VideoSegments()
             async with asyncio.timeout(spec.timeout):
-                reservation = await self._media.acquire(spec.media_bytes)
+                reservation = await self._media.acquire(spec.media_bytes, spec.tenant)
                 try:
                     data = await _all_media(request_iterator, spec.media_bytes)
-                    ends, extra_rows = await self._splitter.ends(data, spec.processor_options)
+                    ends, extra_rows = await self._splitter.ends(data, spec.processor_options, spec.tenant)
                 finally:
                     reservation.release()
         except RequestError:
@@ -244,7 +244,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         """
         frames: list[bytes] = []
         missing = waiter.spec.media_bytes
-        reservation = await self._media.acquire(missing, first=waiter.spec.re_encode)
+        reservation = await self._media.acquire(missing, waiter.spec.tenant, first=waiter.spec.re_encode)
         now = asyncio.get_running_loop().time
         try:
             async with asyncio.timeout(None) as patience:
@@ -257,7 +257,9 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                         case "media":
                             if not missing and waiter.media_needed:
                                 waiter.media_needed, missing = False, waiter.spec.media_bytes
-                                reservation = await self._media.acquire(missing, first=True)
+                                reservation = await self._media.acquire(
+                                    missing, waiter.spec.tenant, first=True
+                                )
                             missing -= _checked_frame(request.media, missing)
                             frames.append(request.media)
                             if not missing:

@@ -19,6 +19,7 @@ import numpy as np
 
 from triptych.base.config import PDConfig
 from triptych.base.errors import InvalidRequest, RequestError
+from triptych.base.request import MAX_CHOICE_TEXTS, MAX_DEPTH, MAX_FORMAT
 from triptych.base.types import OutputFormat
 from triptych.pd_worker.core.request import TokenMask
 from triptych.pd_worker.frontend.closed_schema import closed_schema
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _FIELD = "response_format"
-_MAX_CHARS = 64 << 10
-_MAX_DEPTH = 64
-_MAX_CHOICES = 1024
 _MAX_CACHED = 32
 #: No blanks between the parts of JSON: a small model would write little else.
 _OPTIONS: JsonCompileOptions = {
@@ -216,8 +214,8 @@ def _read_schema(text: str) -> dict[str, Any]:
         raise _refusal(f"the schema is no JSON: {_first_line(str(error))}") from error
     if not isinstance(schema, dict):
         raise _refusal("the schema must be a JSON object")
-    if _deeper(schema, _MAX_DEPTH):
-        raise _refusal(f"the schema is nested deeper than {_MAX_DEPTH}")
+    if _deeper(schema, MAX_DEPTH):
+        raise _refusal(f"the schema is nested deeper than {MAX_DEPTH}")
     # The client's own settings for the parser are no part of JSON schema.
     schema.pop("x-guidance", None)
     return schema
@@ -234,15 +232,15 @@ def _schema(schema: dict[str, Any]) -> str:
 
 def _choices(choices: Sequence[str]) -> str:
     """A grammar whose only texts are these."""
-    if not 0 < len(choices) <= _MAX_CHOICES or not all(choices):
-        raise _refusal(f"choices takes 1 to {_MAX_CHOICES} texts, none of them empty")
+    if not 0 < len(choices) <= MAX_CHOICE_TEXTS or not all(choices):
+        raise _refusal(f"choices takes 1 to {MAX_CHOICE_TEXTS} texts, none of them empty")
     _check_size("".join(choices))
     return "start: " + " | ".join(json.dumps(choice) for choice in dict.fromkeys(choices))
 
 
 def _check_size(text: str) -> None:
-    if not 0 < len(text) <= _MAX_CHARS:
-        raise _refusal(f"a schema, regular expression or list of choices has 1 to {_MAX_CHARS} characters")
+    if not 0 < len(text) <= MAX_FORMAT:
+        raise _refusal(f"a schema, regular expression or list of choices has 1 to {MAX_FORMAT} characters")
 
 
 def _unanchored(regex: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from triptych.base.config import format_size
 from triptych.base.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Unavailable
 from triptych.base.hashing import prefix_root
+from triptych.base.request import MAX_TENANT_SALT
 from triptych.base.types import ItemPlan, SamplingParams
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.checkpoint.pooling import GENERATES, PoolingDefaults
@@ -42,8 +43,6 @@ from triptych.protos.convert import sampling_from_proto
 
 #: A week, in seconds.
 _MAX_TIMEOUT = 604800.0
-#: Tenant and cache_salt, each at most 256, and what keeps them apart.
-_MAX_SALT = 1024
 
 
 class InputProcessor:
@@ -260,8 +259,8 @@ class InputProcessor:
             raise DeadlineExceeded("the request's time is over", param="timeout")
         if message.timeout > _MAX_TIMEOUT:
             raise InvalidRequest(f"timeout must be at most {_MAX_TIMEOUT:.0f} seconds", param="timeout")
-        if len(message.salt) > _MAX_SALT:
-            raise InvalidRequest(f"salt must have at most {_MAX_SALT} characters", param="salt")
+        if len(message.salt) > MAX_TENANT_SALT:
+            raise InvalidRequest(f"salt must have at most {MAX_TENANT_SALT} characters", param="salt")
 
     def _check_plans(self, plans: Sequence[ItemPlan]) -> None:
         cross, width = self._decoder.cross, self._row_width

@@ -53,16 +53,18 @@ def test_web_and_file_urls_are_kept_for_the_loader() -> None:
 
 
 @pytest.mark.parametrize(
-    "messages",
+    ("messages", "param"),
     [
-        [{"role": "user", "content": "x"}] * 4097,
-        [{"role": "user", "content": [{"type": "text", "text": "x"}] * 4097}],
+        ([{"role": "user", "content": "x"}] * 4097, "messages"),
+        ([{"role": "user", "content": [{"type": "text", "text": "x"}] * 4097}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "text", "text": "x"}] * 2048}] * 2, "messages"),
+        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}] * 2048}] * 2, "messages"),
     ],
 )
-def test_messages_and_parts_are_counted(messages: Any) -> None:
-    with pytest.raises(InvalidRequest, match="at most 4096: join texts") as caught:
+def test_messages_parts_and_calls_are_counted(messages: Any, param: str) -> None:
+    with pytest.raises(InvalidRequest, match="at most 4096.*: (join texts|send less)") as caught:
         parse({"messages": messages})
-    assert caught.value.param == "messages"
+    assert caught.value.param == param
 
 
 def test_deep_nesting_is_an_error_and_no_crash() -> None:
