@@ -139,6 +139,8 @@ def test_a_good_job_is_taken() -> None:
         ("timeout", -1.0),
         ("timeout", float("nan")),
         ("damaged_digest", "x"),
+        ("tenant", "alice"),
+        ("tenant", "A" * 16),
         ("processor_options", "[1]"),
         ("processor_options", "{"),
         ("processor_options", "[" * 60000),
