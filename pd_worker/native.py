@@ -20,8 +20,11 @@ from triptych.base.types import WorkerInfo
 from triptych.ec_connector.base import DirectTransfer, ECConnectorRole, ECConnectorScheduler, ECTransferConfig
 from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.models.base import DecoderSide
+from triptych.models.checkpoint.quantized import check_decoder
 from triptych.models.checkpoint.support import check_supported, required_by_flags
 from triptych.models.identity import ModelIdentity
+from triptych.models.weights.kernel_report import Capabilities, KernelUse, choice_of, kernels_in_use
+from triptych.pd_worker.attention.attention import backend_on
 from triptych.pd_worker.core.admission import Admission, SchedulerLimits
 from triptych.pd_worker.core.encoder_cache import EncoderCache
 from triptych.pd_worker.core.items.tracker import ItemTracker
@@ -33,7 +36,7 @@ from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.pd_worker.engine import Engine, StepMetrics
 from triptych.pd_worker.events.request_log import PDTraces
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
-from triptych.pd_worker.frontend.grammar import GrammarCompiler
+from triptych.pd_worker.frontend.grammar import compiler_of
 from triptych.pd_worker.frontend.prompt import check_prompts
 from triptych.pd_worker.ranks.decoder_ranks import DecoderRanks
 from triptych.pd_worker.ranks.ranked_runner import OtherRanks, RankedRunner
@@ -74,6 +77,7 @@ def load_model(config: PDConfig, *, other_peak: int = 0) -> LoadedModel:
     `other_peak` is what another model in this process takes of the device while it computes.
     """
     check_supported(Path(config.model), required_by_flags(config))
+    check_decoder(Path(config.model))
     check_prompts(Path(config.model))
     if config.tensor_parallel == 1:
         return _load(config, None, other_peak)
@@ -164,7 +168,7 @@ class NativeWorker(PDWorker):
         producers = None if tracer is None else transfer.producers
         self.connect(
             engine,
-            GrammarCompiler(model.tokenizer, model.defaults.eos_token_ids),
+            compiler_of(config, model.tokenizer, model.defaults.eos_token_ids),
             engine.beat,
             functools.partial(load_report, metrics, config.embedding_memory),
             two_prompts=None
@@ -233,6 +237,9 @@ def build_engine(
     runner = _build_runner(config, decoder, ranks)
     metrics.ranks.set(config.tensor_parallel)
     metrics.parameter_bytes.set(runner.parameter_bytes)
+    for use in _kernels(config, decoder):
+        logger.info("kernel of %s", use)
+        metrics.kernel.labels(model_name or config.served_model_name, use.part, use.kernel, use.why).set(1)
     engine = Engine(
         _build_scheduler(config, decoder, connector),
         runner,
@@ -247,6 +254,18 @@ def build_engine(
         if ranks is not None:
             ranks.build(config, transfer, engine.wake)
     return engine
+
+
+def _kernels(config: PDConfig, decoder: DecoderSide) -> tuple[KernelUse, ...]:
+    return kernels_in_use(
+        Capabilities.of_this(),
+        device=decoder.device.type,
+        dtype=decoder.dtype,
+        attention=backend_on(decoder.device, config.attention_backend),
+        linear=config.linear_kernel,
+        quantization=config.quantization,
+        chosen=choice_of(decoder.module),
+    )
 
 
 def _build_scheduler(

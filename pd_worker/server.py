@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Never, Protocol, TypeVar
 
 import grpc
@@ -21,76 +21,24 @@ from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.events.request_log import AttemptTrace, PDTraces
 from triptych.pd_worker.events.streams import MAX_NAMED, EventStreams
 from triptych.pd_worker.frontend.wire import MAX_KEYS, MAX_REQUESTS, check_count, check_name
+from triptych.pd_worker.isolation import Isolation
+from triptych.pd_worker.turn_pool import TurnPool
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 from triptych.protos.convert import error_to_proto, source_from_proto
 
-#: How long the worker stays reserved for a request that has not arrived, in seconds.
-ARRIVAL_SECONDS = 15.0
-
-
-@dataclass(slots=True)
-class _Claim:
-    key: tuple[str, str]
-    tokens: int
-    until: float
-    arrived: bool = False
-
-
-class Isolation:
-    """Reservation of the worker. A request's key is (proxy id, request id); `now` in seconds.
-
-    `produced`: new output tokens of the request with the reservation, None where it is not running here.
-    """
-
-    def __init__(self) -> None:
-        self._claim: _Claim | None = None
-
-    @property
-    def key(self) -> tuple[str, str] | None:
-        """The request that the worker is reserved for, or was last."""
-        return None if self._claim is None else self._claim.key
-
-    def claim(self, key: tuple[str, str], tokens: int, produced: int | None, now: float) -> bool:
-        """Reserves the worker for the request. False while another proxy has the reservation."""
-        if self._holds(produced, now) and self._claim is not None and self._claim.key[0] != key[0]:
-            return False
-        self._claim = _Claim(key, tokens, now + ARRIVAL_SECONDS)
-        return True
-
-    def admits(self, key: tuple[str, str], produced: int | None, now: float) -> bool:
-        """Whether the request may be submitted; it counts as submitted from then on."""
-        if not self._holds(produced, now) or self._claim is None:
-            return True
-        if self._claim.key != key:
-            return False
-        self._claim.arrived = True
-        return True
-
-    def free(self, key: tuple[str, str]) -> None:
-        """Ends the reservation: the request was cancelled or will not be submitted."""
-        if self.key == key:
-            self._claim = None
-
-    def _holds(self, produced: int | None, now: float) -> bool:
-        claim = self._claim
-        if claim is None:
-            return False
-        waits = produced is None and not claim.arrived and now < claim.until
-        held = waits or (produced is not None and produced < claim.tokens)
-        if not held:
-            self._claim = None
-        return held
-
-
 logger = logging.getLogger(__name__)
 
-M = TypeVar("M")
+M = TypeVar("M", pd_pb2.TokenizeRequest, pd_pb2.DetokenizeRequest)
 R = TypeVar("R")
+#: An attempt at a request: proxy id, request id, attempt.
+AttemptName = tuple[str, str, int]
 
 #: Pending Tokenize and Detokenize calls, above which new ones are refused.
 MAX_QUERIES = 256
 #: Waiting requests, beyond --max-num-seqs, above which new ones are refused.
 MAX_WAITING = 1024
+#: Refusals that are remembered, for an attempt that is sent again.
+_MAX_REFUSALS = 256
 #: Longest wait for the current step and submissions to end, when the worker is isolated.
 EMPTYING_SECONDS = 8.0
 
@@ -128,7 +76,8 @@ class InputPort(Protocol):
 class PDServicer(pd_pb2_grpc.PDServiceServicer):
     """`max_requests` bounds the unfinished requests; resumed ones (attempt above 1) are always accepted.
 
-    Submit runs in `pool`; Tokenize and Detokenize in `queries`, so that no request ever waits behind them.
+    Submit runs in `pool`; Tokenize and Detokenize in `queries`, so that no request ever waits behind them. Of
+    these bounds no tenant has more than its share while others use them too.
     """
 
     def __init__(
@@ -136,8 +85,8 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         engine: EnginePort,
         input_processor: InputPort,
         streams: EventStreams,
-        pool: Executor,
-        queries: Executor,
+        pool: TurnPool,
+        queries: TurnPool,
         *,
         max_requests: int = MAX_WAITING,
         incarnation: str = "",
@@ -149,7 +98,11 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         self._streams = streams
         self._pool = pool
         self._queries = queries
-        self._open_queries = 0
+        #: By tenant.
+        self._open_queries = Counter[str]()
+        #: Attempts whose input is being prepared.
+        self._taking: dict[AttemptName, asyncio.Task[None]] = {}
+        self._refusals: dict[AttemptName, RequestError] = {}
         self._max_requests = max_requests
         self._draining = False
         self._incarnation = incarnation
@@ -312,37 +265,62 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
 
     async def _query(self, function: Callable[[M], R], message: M) -> R:
         """The result of `function` from the query thread; any failure is a RequestError."""
-        if self._open_queries >= MAX_QUERIES:
+        tenant, queries = message.tenant, self._open_queries
+        if not has_share(tenant, queries, MAX_QUERIES):
             raise Overloaded("too many queries wait for this worker", retry_after=1.0)
-        self._open_queries += 1
+        queries[tenant] += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._queries, function, message)
+            return await self._queries.run(tenant, partial(function, message))
         except RequestError:
             raise
         except Exception as error:
             logger.exception("%s failed", type(message).__name__)
             raise InternalError("an unexpected error in the PD worker") from error
         finally:
-            self._open_queries -= 1
+            queries[tenant] -= 1
+            if not queries[tenant]:
+                del queries[tenant]
 
     async def _submit(self, message: pd_pb2.SubmitRequest, trace: AttemptTrace | None) -> None:
-        arrival = time.monotonic()
+        """Returns once the request is taken. The caller may leave before, or ask again: it is taken once."""
         check_name("request_id", message.request_id)
         check_name("proxy_id", message.proxy_id)
-        self._check_room(message)
-        names = (message.proxy_id, message.request_id, message.attempt)
-        if not self._streams.open(*names, len(message.resume.output_token_ids), trace):
-            raise InvalidRequest(
-                f"request_id: attempt {message.attempt} or a later one of this request has been submitted "
-                "already: draw an id for every request and count its attempts up",
-                param="request_id",
-            )
+        name = (message.proxy_id, message.request_id, message.attempt)
+        if (task := self._taking.get(name)) is None:
+            if (refusal := self._refusals.get(name)) is not None:
+                raise refusal
+            if self._streams.holds(*name):
+                return
+            self._check_room(message)
+            if not self._streams.open(
+                *name, len(message.resume.output_token_ids), trace, tenant=message.tenant
+            ):
+                raise InvalidRequest(
+                    f"request_id: attempt {message.attempt} of this request has ended, or a later one has "
+                    "been submitted already: draw an id for every request and count its attempts up",
+                    param="request_id",
+                )
+            task = self._taking[name] = asyncio.create_task(self._take(message, name, trace), name="submit")
+            task.add_done_callback(partial(self._taken, name))
+        await asyncio.shield(task)
+
+    def _taken(self, name: AttemptName, task: asyncio.Task[None]) -> None:
+        del self._taking[name]
+        if not task.cancelled() and isinstance(error := task.exception(), RequestError):
+            self._refusals[name] = error
+            if len(self._refusals) > _MAX_REFUSALS:
+                del self._refusals[next(iter(self._refusals))]
+
+    async def _take(
+        self, message: pd_pb2.SubmitRequest, name: AttemptName, trace: AttemptTrace | None
+    ) -> None:
+        arrival = time.monotonic()
         self._reading += 1
         self._nothing_read.clear()
         try:
-            loop = asyncio.get_running_loop()
-            request = await loop.run_in_executor(self._pool, self._input_processor.process, message, arrival)
-            if not self._streams.holds(*names):
+            prepare = partial(self._input_processor.process, message, arrival)
+            request = await self._pool.run(message.tenant, prepare, partial(self._streams.holds, *name))
+            if not self._streams.holds(*name):
                 raise Unavailable("the request was cancelled before it began")
             if trace is not None:
                 request.trace_id = trace.trace_id
@@ -351,7 +329,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
             )
             self._engine.submit(request)
         except BaseException:
-            self._streams.close(*names)
+            self._streams.close(*name)
             raise
         finally:
             self._reading -= 1
@@ -381,8 +359,16 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         key = (message.proxy_id, message.request_id)
         if not self._isolation.admits(key, self._produced(), time.monotonic()):
             raise Unavailable("this worker is reserved for another request", retry_after=1.0)
-        if message.attempt <= 1 and self._streams.unfinished >= self._max_requests:
+        unfinished = self._streams.unfinished_of_tenants()
+        if message.attempt <= 1 and not has_share(message.tenant, unfinished, self._max_requests):
             raise Overloaded("too many requests wait for this worker", retry_after=1.0)
+
+
+def has_share(tenant: str, held: Mapping[str, int], most: int) -> bool:
+    """Whether the tenant may have one more of `most`: all of them while it is alone, else an equal part."""
+    if sum(held.values()) < most:
+        return True
+    return held.get(tenant, 0) < most // len(held.keys() | {tenant})
 
 
 def _name(message: pd_pb2.SubmitRequest) -> str:

@@ -33,6 +33,7 @@ from triptych.pd_worker.frontend.input_processor import InputProcessor
 from triptych.pd_worker.frontend.prompt import PromptBuilder, open_checkpoint
 from triptych.pd_worker.item_limits import parse_item_limits
 from triptych.pd_worker.server import MAX_WAITING, EnginePort, PDServicer
+from triptych.pd_worker.turn_pool import TurnPool
 from triptych.protos import pd_pb2
 from triptych.registry.matching import ROW_WIDTH
 from triptych.registry.registry import StoreReach
@@ -98,7 +99,7 @@ def _value(metric: Counter | Gauge) -> float:
     return next(sample.value for family in metric.collect() for sample in family.samples)
 
 
-_INPUT_THREADS = 2
+INPUT_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +163,9 @@ class PDWorker:
         self._config = config
         self._model = model
         self._incarnation = incarnation or uuid.uuid4().hex
-        self._pool = ThreadPoolExecutor(_INPUT_THREADS, thread_name_prefix="input")
-        self._queries = ThreadPoolExecutor(1, thread_name_prefix="query")
+        inputs = ThreadPoolExecutor(INPUT_THREADS, thread_name_prefix="input")
+        self._pool = TurnPool(inputs, INPUT_THREADS)
+        self._queries = TurnPool(ThreadPoolExecutor(1, thread_name_prefix="query"), 1)
         self.streams = EventStreams(self._cancel, texts=TokenTexts(model.tokenizer))
 
     def connect(
@@ -254,8 +256,8 @@ class PDWorker:
         """Ends the engine and all threads."""
         await self._upkeep.stop()
         await self._stop_engine()
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self._queries.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown()
+        self._queries.shutdown()
 
     async def _stop_engine(self) -> None:
         raise NotImplementedError

@@ -48,7 +48,7 @@ class Resume(_message.Message):
     def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[ItemPlacement, _Mapping]]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., text_sent_chars: _Optional[int] = ...) -> None: ...
 
 class SubmitRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "proxy_id", "model_key", "timeout", "messages", "items", "sampling", "salt", "resume", "template", "prompt", "encoder_prompt", "transcription", "label", "traceparent", "tracestate", "pooling")
+    __slots__ = ("request_id", "attempt", "proxy_id", "model_key", "timeout", "messages", "items", "sampling", "salt", "resume", "template", "prompt", "encoder_prompt", "transcription", "label", "traceparent", "tracestate", "pooling", "tenant")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PROXY_ID_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +67,7 @@ class SubmitRequest(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     TRACESTATE_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     proxy_id: str
@@ -85,7 +86,8 @@ class SubmitRequest(_message.Message):
     traceparent: str
     tracestate: str
     pooling: Pooling
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., proxy_id: _Optional[str] = ..., model_key: _Optional[str] = ..., timeout: _Optional[float] = ..., messages: _Optional[bytes] = ..., items: _Optional[_Iterable[_Union[ItemSlot, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., salt: _Optional[str] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., template: _Optional[_Union[TemplateOptions, _Mapping]] = ..., prompt: _Optional[_Union[RawPrompt, _Mapping]] = ..., encoder_prompt: _Optional[_Union[_common_pb2.EncoderPrompt, _Mapping]] = ..., transcription: _Optional[_Union[_common_pb2.Transcription, _Mapping]] = ..., label: _Optional[str] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ...) -> None: ...
+    tenant: str
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., proxy_id: _Optional[str] = ..., model_key: _Optional[str] = ..., timeout: _Optional[float] = ..., messages: _Optional[bytes] = ..., items: _Optional[_Iterable[_Union[ItemSlot, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., salt: _Optional[str] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., template: _Optional[_Union[TemplateOptions, _Mapping]] = ..., prompt: _Optional[_Union[RawPrompt, _Mapping]] = ..., encoder_prompt: _Optional[_Union[_common_pb2.EncoderPrompt, _Mapping]] = ..., transcription: _Optional[_Union[_common_pb2.Transcription, _Mapping]] = ..., label: _Optional[str] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class Pooling(_message.Message):
     __slots__ = ("task", "method", "normalize", "dimensions")
@@ -128,14 +130,16 @@ class RawPrompt(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[_common_pb2.TokenIds, _Mapping]] = ..., unmodified: _Optional[bool] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
-    __slots__ = ("messages", "template", "prompt")
+    __slots__ = ("messages", "template", "prompt", "tenant")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     messages: bytes
     template: TemplateOptions
     prompt: RawPrompt
-    def __init__(self, messages: _Optional[bytes] = ..., template: _Optional[_Union[TemplateOptions, _Mapping]] = ..., prompt: _Optional[_Union[RawPrompt, _Mapping]] = ...) -> None: ...
+    tenant: str
+    def __init__(self, messages: _Optional[bytes] = ..., template: _Optional[_Union[TemplateOptions, _Mapping]] = ..., prompt: _Optional[_Union[RawPrompt, _Mapping]] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class TokenizeReply(_message.Message):
     __slots__ = ("token_ids", "max_model_len", "error")
@@ -148,12 +152,14 @@ class TokenizeReply(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., max_model_len: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
 
 class DetokenizeRequest(_message.Message):
-    __slots__ = ("token_ids", "skip_special_tokens")
+    __slots__ = ("token_ids", "skip_special_tokens", "tenant")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     skip_special_tokens: bool
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., skip_special_tokens: _Optional[bool] = ...) -> None: ...
+    tenant: str
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., skip_special_tokens: _Optional[bool] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class DetokenizeReply(_message.Message):
     __slots__ = ("text", "error")

@@ -90,8 +90,9 @@ class PDServiceServicer:
     """
 
     def Submit(self, request, context):
-        """Hands a request over. The reply says whether it was taken; its life goes on in `Attach`'s events.
-        Refused is an attempt that the worker has seen already, or one before it.
+        """Hands a request over. The reply says whether it was taken; its life goes on in `Attach`'s events. An
+        attempt that is sent twice gets the same answer twice, and is served once. Refused is one of which a later
+        one has been seen, or that has ended. A call that is cancelled ends nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

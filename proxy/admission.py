@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 
 from triptych.base.errors import RETRY_AFTER, DeadlineExceeded, Overloaded, Unavailable
 from triptych.proxy.call.chat import ChatCall
+from triptych.proxy.call.prompt_length import check_characters, check_prompt_length
 from triptych.proxy.call.validation import fit
 from triptych.proxy.events import Fetched
 from triptych.proxy.media.source import MediaSource
@@ -32,6 +33,8 @@ WINDOW_SECONDS = 30.0
 MAX_RE_ENCODE_SHARE = 0.10
 #: Fewer losses than this refuse nothing: they say too little about the pace of the PD workers.
 MIN_LOSSES = 4
+#: Characters of a Submit that is handed over before the call's other choices are made.
+LARGE_SUBMIT = 64 << 10
 #: Outputs that wait for the reader of a reply in one piece, which is woken for none of them alone.
 WHOLE_BATCH = 64
 
@@ -96,7 +99,9 @@ class RequestAdmission:
         RequestError where it cannot be served, or not now.
         """
         self._check_draining()
-        call = fit(call, self._pool.kind(self._pool.resolve_model(call.model)))
+        model = self._pool.resolve_model(call.model)
+        call = fit(call, self._pool.kind(model))
+        check_prompt_length(call, self._pool.limits_of(model))
         places, answers = self._quotas["requests"], min(call.n, self._quotas["requests"].spec.capacity)
         if call.continues and not places.fits(call.tenant, answers):
             return call, places.hold(call.tenant)  # it was admitted with its first part
@@ -135,9 +140,16 @@ class RequestAdmission:
         for item in first.split.items:
             params.setdefault(item.mm_hash, item.param)
             titles.setdefault(item.mm_hash, item.title)
+        # Each choice is a message of its own: large ones go one after another.
+        one_by_one = asyncio.Lock() if first.submit_size > LARGE_SUBMIT else nullcontext()
         for request in choices.requests:
             request.binding, request.split = first.binding, first.split
+            request.sending = one_by_one
         return Fetched(params, self._clock() - started, tuple(titles.values()))
+
+    def check_length(self, model: str, characters: int, param: str) -> None:
+        """ContextTooLong for a text of more tokens than the model takes, however they are cut."""
+        check_characters(characters, self._pool.limits_of(model), param)
 
     @asynccontextmanager
     async def query(self) -> AsyncIterator[None]:

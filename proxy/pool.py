@@ -12,13 +12,14 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from triptych.base.config import is_on_this_machine
+from triptych.base.engine_beat import MOST_RESTARTS, OwnPauses
 from triptych.base.errors import TriptychError
 from triptych.base.log import log_fields
 from triptych.base.machine.worker_load import LOAD_HEADER, WorkerLoad, decode_load
@@ -78,6 +79,9 @@ class _Watch:
     task: asyncio.Task[None] | None = None
     #: The registry names it no more, or names another process: it is checked at once.
     doubt: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Answers of a worker that a standing event loop has not read do not count as missing.
+    late: OwnPauses = field(default_factory=lambda: OwnPauses(SILENCE_SECONDS))
+    missing: OwnPauses = field(default_factory=lambda: OwnPauses(HEALTH_TIMEOUT))
 
 
 def health_interval(workers: int) -> float:
@@ -125,6 +129,7 @@ class WorkerPool(KnownWorkers):
         self._unregistered: dict[tuple[str, str], Worker] = {}
         self.store_ok = False
         self._answered_at = time.monotonic()
+        self._store_pauses = OwnPauses(STORE_TIMEOUT)
 
     async def start(self) -> None:
         await self.poll()
@@ -167,8 +172,7 @@ class WorkerPool(KnownWorkers):
     async def poll(self) -> None:
         """One poll of the registry. Never raises: a store that is down leaves the workers as they are."""
         try:
-            async with asyncio.timeout(STORE_TIMEOUT):
-                snapshot = await self._registry.poll(self._proxy_id, PROXY_TERM, mark=self._mark)
+            snapshot = await self._ask_registry()
         except (TriptychError, TimeoutError) as error:
             if self.store_ok:
                 logger.warning("the store does not answer: %s", error)
@@ -193,6 +197,16 @@ class WorkerPool(KnownWorkers):
             changed = True
         if changed:
             self.report_change()
+
+    async def _ask_registry(self) -> RegistrySnapshot:
+        """TimeoutError where the store has not answered in STORE_TIMEOUT seconds of a loop that turns."""
+        asked = asyncio.ensure_future(self._registry.poll(self._proxy_id, PROXY_TERM, mark=self._mark))
+        try:
+            if not await self._store_pauses.answers((asked,), STORE_TIMEOUT):
+                raise TimeoutError(f"no answer in {STORE_TIMEOUT:g} s")
+            return asked.result()
+        finally:
+            await _end((asked,))
 
     def _update(self, infos: Sequence[WorkerInfo]) -> bool:
         """Follows the registry; whether its workers, or what it says of them, have changed."""
@@ -312,16 +326,17 @@ class WorkerPool(KnownWorkers):
         process = self._ask(channel, watch.worker.info.incarnation, wait_for_ready=restarted)
         asked = [asyncio.ensure_future(one) for one in (process, self._ask(channel, STORE_SERVICE))]
         try:
-            for _ in range(2):  # a busy process looks late, and reads the answer only after that
-                _, late = await asyncio.wait(asked, timeout=SILENCE_SECONDS / 2)
-            if late and not restarted and not watch.worker.silent:
-                watch.worker.silent = True
-                self.report_change()
-            return await asked[0], await asked[1]
+            if not await watch.late.answers(asked, min(SILENCE_SECONDS, self._health_timeout)):
+                longer = self._health_timeout - SILENCE_SECONDS
+                if longer > 0 and not restarted and not watch.worker.silent:
+                    watch.worker.silent = True
+                    self.report_change()
+                await watch.missing.answers(asked, max(longer, 0.0))
+            missing: _Answer = (False, False, None, "")
+            answers = [one.result() if one.done() else missing for one in asked]
+            return answers[0], answers[1]
         finally:
-            for one in asked:
-                one.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+            await _end(asked)
 
     async def _pause(self, watch: _Watch) -> None:
         """Waits until the worker's next check: not for long where the registry does not name it."""
@@ -339,7 +354,9 @@ class WorkerPool(KnownWorkers):
         stub = health_pb2_grpc.HealthStub(channel)
         request = health_pb2.HealthCheckRequest(service=service)
         try:
-            call = stub.Check(request, timeout=self._health_timeout, wait_for_ready=wait_for_ready)
+            # Longer than any wait for it, which a standing event loop begins anew.
+            timeout = (1 + 2 * MOST_RESTARTS) * self._health_timeout
+            call = stub.Check(request, timeout=timeout, wait_for_ready=wait_for_ready)
             reply, trailing = await call, await call.trailing_metadata()
         except aio.AioRpcError as error:
             unknown = error.code() is grpc.StatusCode.NOT_FOUND and service == STORE_SERVICE
@@ -348,6 +365,12 @@ class WorkerPool(KnownWorkers):
             return (answers, answers, None, _OTHER_PROCESS if other else "")
         load = (trailing or {}).get(LOAD_HEADER)
         return (True, reply.status == _SERVING, decode_load(load) if isinstance(load, bytes) else None, "")
+
+
+async def _end(asked: Sequence[asyncio.Future[Any]]) -> None:
+    for one in asked:
+        one.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
 
 
 def _log(

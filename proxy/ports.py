@@ -108,6 +108,10 @@ class Link(Protocol):
     def in_flight(self) -> int:
         """Requests on the stream."""
 
+    @property
+    def open(self) -> bool:
+        """Whether one more Submit may be unanswered."""
+
     def track(self, request_id: str, attempt: int, received: Sequence[int]) -> None:
         """Delivers the request's events from now on; `received` grows with its output tokens."""
 
@@ -134,9 +138,6 @@ class Link(Protocol):
 
     def check(self, now: float) -> bool:
         """Whether `set_aside` has changed. Called every second."""
-
-    def reattach(self) -> None:
-        """Opens the stream again: the worker reports which requests it has."""
 
     def give_up(self, *, silent: bool = False) -> None:
         """The worker has stalled or gone, or is `silent` and may come back: its requests go on elsewhere."""

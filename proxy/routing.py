@@ -170,6 +170,10 @@ class Suspects(Generic[K]):
         #: Where the last suspect of each group ran.
         self._last: dict[Hashable, str] = {}
 
+    def __bool__(self) -> bool:
+        """Whether any work has been on a worker that was lost."""
+        return bool(self._losses)
+
     @property
     def apart(self) -> frozenset[str]:
         """Addresses of workers that take no other work."""

@@ -41,9 +41,11 @@ from triptych.proxy.encoders.encoder_client import open_stream
 from triptych.proxy.encoders.video_splitter import VideoSplitter
 from triptych.proxy.grpc.admission import GrpcAdmission, add_reflection, server_options
 from triptych.proxy.grpc.connections import GrpcConnections
-from triptych.proxy.grpc.server import ProxyServicer
+from triptych.proxy.grpc.server import ProxyServicer, parses_of
 from triptych.proxy.http.connections import ConnectionLimits, raise_file_limit
-from triptych.proxy.http.endpoint import BodyMiddleware, DeliveryMiddleware
+from triptych.proxy.http.delivery import DeliveryMiddleware
+from triptych.proxy.http.endpoint import BodyMiddleware
+from triptych.proxy.http.hosts import HostMiddleware, own_names
 from triptych.proxy.http.peers import TrustedProxies
 from triptych.proxy.http.refusals import RefusalMiddleware, Refusals
 from triptych.proxy.http.server import HttpServer, bind, port_error
@@ -188,6 +190,7 @@ class ProxyProcess:
         stack.push_async_callback(self.dispatcher.close)
         limits = PrincipalLimits(MinuteCounts(store))
         self.authenticator = Authenticator(keys, limits, self.metrics) if keys.in_use else None
+        self.names = own_names(config, keys=keys.in_use)
         self.refusals = Refusals(self.metrics, None if self.live is None else self.live.refused)
 
     async def serve(self, listener: socket.socket) -> asyncio.Task[None]:
@@ -229,15 +232,19 @@ class ProxyProcess:
         config = self.config
         connections = GrpcConnections(self.quotas["grpc-connections"], self.trusted)
         admission = GrpcAdmission(
-            self.quotas, self.authenticator, self.refusals, connections=connections, tracer=self.tracer
+            self.quotas,
+            self.authenticator,
+            self.refusals,
+            self.dispatcher.parsers,
+            parses_of(
+                max_images=config.max_images,
+                timeout=config.request_timeout,
+                max_choices=config.max_choices,
+            ),
+            connections=connections,
+            tracer=self.tracer,
         )
-        servicer = ProxyServicer(
-            self.dispatcher,
-            self.pool,
-            max_images=config.max_images,
-            timeout=config.request_timeout,
-            max_choices=config.max_choices,
-        )
+        servicer = ProxyServicer(self.dispatcher, self.pool)
         server = self.grpc = make_server(interceptors=[admission], options=server_options(self.quotas))
         proxy_pb2_grpc.add_ProxyServiceServicer_to_server(servicer, server)
         add_reflection(server)
@@ -290,6 +297,8 @@ class ProxyProcess:
         app: ASGIApp = DeliveryMiddleware(BodyMiddleware(front, bodies), quotas["replies"])
         if self.authenticator is not None:
             app = AuthMiddleware(app, self.authenticator)
+        elif self.names is not None:
+            app = HostMiddleware(app, self.names)
         app = RefusalMiddleware(app, front.routes, self.refusals)
         if config.allowed_origins:
             app = CORSMiddleware(

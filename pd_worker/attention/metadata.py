@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -124,17 +124,14 @@ class PagedKVCache:
 
 
 def _zeros(shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; on a CPU by head, in pages that are allocated at first use: a large cache starts at once.
-
-    The pages are of 2 MiB where the system gives some: a decode step goes from block to block.
-    """
+    """Zeros; on a CPU by head, in pages that are allocated at first use: a large cache starts at once."""
     count = math.prod(shape)
     if device.type != "cpu" or not count:
         return torch.zeros(shape, dtype=dtype, device=device)
     pages = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
-            pages.madvise(mmap.MADV_HUGEPAGE)
+    # In pages of 2 MiB where the system has them: each step reads all keys and values of its sequences.
+    with contextlib.suppress(AttributeError, OSError):
+        pages.madvise(mmap.MADV_HUGEPAGE)
     parts, blocks, size, heads, dim = shape
     by_head = torch.frombuffer(pages, dtype=dtype, count=count).view(parts, heads, blocks, size, dim)
     return by_head.permute(0, 2, 3, 1, 4)

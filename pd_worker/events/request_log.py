@@ -96,8 +96,11 @@ class RequestLog:
         resumed_tokens: int = 0,
         texts: TokenTexts | None = None,
         trace: AttemptTrace | None = None,
+        *,
+        tenant: str = "",
     ) -> None:
         self._trace = trace
+        self.tenant = tenant
         self._texts_of = texts
         self.request_id = request_id
         self.attempt = attempt

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -217,6 +218,11 @@ class EventStreams:
         """Requests that were opened and have not ended."""
         return sum(h.finished is None for proxy in self._proxies.values() for h in proxy.requests.values())
 
+    def unfinished_of_tenants(self) -> Counter[str]:
+        """Requests that were opened and have not ended, by tenant."""
+        logs = (log for proxy in self._proxies.values() for log in proxy.requests.values())
+        return Counter(log.tenant for log in logs if log.finished is None)
+
     @property
     def idle(self) -> bool:
         """No request is unfinished, and every attached proxy has been sent everything."""
@@ -257,13 +263,16 @@ class EventStreams:
         attempt: int,
         resumed_tokens: int = 0,
         trace: AttemptTrace | None = None,
+        tenant: str = "",
     ) -> bool:
         """Opens the log of an attempt. False when it, or a later one, is known already."""
         proxy = self._proxies.setdefault(proxy_id, _Proxy(detached_at=self._clock()))
         if proxy.knows(request_id, attempt):
             return False
         self.cancel(proxy_id, [request_id])
-        proxy.requests[request_id] = RequestLog(request_id, attempt, resumed_tokens, self._texts, trace)
+        proxy.requests[request_id] = RequestLog(
+            request_id, attempt, resumed_tokens, self._texts, trace, tenant=tenant
+        )
         return True
 
     def close(self, proxy_id: str, request_id: str, attempt: int) -> None:

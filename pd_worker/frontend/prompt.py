@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from triptych.base.errors import ConfigError, ContextTooLong, InvalidRequest
-from triptych.base.request import Message, TemplateOptions, TextPart
+from triptych.base.request import MAX_CHARS_PER_TOKEN, Message, TemplateOptions, TextPart
 from triptych.base.types import ItemPlan, MMFeature, Placement
 from triptych.models.base import DecoderSide
 from triptych.models.registry import family_of
@@ -34,8 +34,6 @@ from triptych.pd_worker.frontend.reasoning import Reasoning, find_reasoning
 from triptych.pd_worker.frontend.tokenization import GuardedTokenizer, load_tokenizer
 from triptych.pd_worker.frontend.wire import in_words, parse_pair, plain_text
 
-#: No vocabulary's token is longer, so that a longer text is too long before it is tokenised.
-_MAX_CHARS_PER_TOKEN = 128
 _NO_OPTIONS = TemplateOptions()
 
 
@@ -111,7 +109,7 @@ class PromptBuilder:
         if by_words:
             return self._build(in_words(pair), plans, _NO_OPTIONS)
         texts = [plain_text(message) for message in pair[-2:]]
-        self._check_length("".join(texts), "prompt")
+        self._check_length(sum(map(len, texts)), "prompt")
         return self._raw(tuple(self._tokenizer.encode_pair(*texts)))
 
     def _build(
@@ -145,7 +143,7 @@ class PromptBuilder:
 
         Special tokens in it count, as the tokenizer has them; an image token stays plain text.
         """
-        self._check_length(text, "prompt")
+        self._check_length(len(text), "prompt")
         return self._raw(tuple(self._tokenizer.encode_raw(text)))
 
     def build_token_ids(self, token_ids: Sequence[int]) -> Prompt:
@@ -215,9 +213,11 @@ class PromptBuilder:
                 "the model takes: leave some out",
                 param="messages",
             )
+        # Before the template: rendering what is too long anyway would only take time.
+        self._check_length(sum(message.characters for message in messages), "messages")
         try:
             text = self._with_text_around(self._render(messages, options), items)
-            self._check_length(text, "messages")
+            self._check_length(len(text), "messages")
             return self._tokenizer.encode(text)
         except UnicodeError as error:
             raise InvalidRequest("messages hold text that is no Unicode", param="messages") from error
@@ -251,10 +251,10 @@ class PromptBuilder:
             parts[2 * at + 1] = f"{self._decode(head)}{parts[2 * at + 1]}{self._decode(tail)}"
         return "".join(parts)
 
-    def _check_length(self, text: str, param: str) -> None:
-        if len(text) > self._max_model_len * _MAX_CHARS_PER_TOKEN:
+    def _check_length(self, characters: int, param: str) -> None:
+        if characters > self._max_model_len * MAX_CHARS_PER_TOKEN:
             raise ContextTooLong(
-                f"the prompt has {len(text)} characters, which is more than the {self._max_model_len} "
+                f"the prompt has {characters} characters, which is more than the {self._max_model_len} "
                 f"tokens that the model takes: shorten {param}",
                 param=param,
             )
@@ -280,18 +280,31 @@ class PromptBuilder:
         remaining = iter(items)
         expanded: list[int] = []
         features: list[MMFeature] = []
-        for token in token_ids:
-            if token not in self._items:
-                expanded.append(token)
-                continue
+        done = 0
+        # Text between items is copied as a whole: the interpreter, which the engine wants, walks over none.
+        for at in _places_of(token_ids, self._items):
+            expanded += token_ids[done:at]
+            done = at + 1
             item = next(remaining)
-            if self._items[token] != item[0].modality:
+            if self._items[token_ids[at]] != item[0].modality:
                 raise InvalidRequest("the model's chat template changes the items' order", param="messages")
             for plan in item:
                 placeholder = self._decoder.placeholder(plan)
                 features.append(MMFeature(plan, Placement(len(expanded), len(placeholder), plan.runs)))
                 expanded.extend(placeholder)
+        expanded += token_ids[done:]
         return Prompt(tuple(expanded), tuple(features))
+
+
+def _places_of(token_ids: Sequence[int], tokens: Iterable[int]) -> list[int]:
+    """Where any of `tokens` stands."""
+    places: list[int] = []
+    for token in tokens:
+        at = -1
+        for _ in range(token_ids.count(token)):
+            at = token_ids.index(token, at + 1)
+            places.append(at)
+    return sorted(places)
 
 
 def _mark_end(message: Message, shaped: TemplateMessage) -> str:

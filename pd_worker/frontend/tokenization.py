@@ -306,7 +306,9 @@ class GuardedTokenizer:
         self._tails = {text[-size:] for text in guarded for size in range(1, len(text))}
         self._reach = max((len(text) for text in guarded), default=1) - 1
         self._tokenizer = Tokenizer.from_str(json.dumps(_renamed(spec, self._names)))
-        self._ids = {self._tokenizer.token_to_id(self._names[text]): token for text, token in guarded.items()}
+        ids = {self._tokenizer.token_to_id(self._names[text]): token for text, token in guarded.items()}
+        #: Tokens that have another id under their names.
+        self._ids = {renamed: token for renamed, token in ids.items() if renamed != token}
 
     def protect(self, text: str) -> str:
         """`text` of a user, ready to be rendered."""
@@ -337,8 +339,7 @@ class GuardedTokenizer:
 
     def encode_pair(self, first: str, second: str) -> list[int]:
         """Token ids of two texts of a client, as the tokenizer joins a pair."""
-        ids = self._tokenizer.encode(self._named(first), self._named(second)).ids
-        return [self._ids.get(token, token) for token in ids]
+        return self._own_ids(self._tokenizer.encode(self._named(first), self._named(second)).ids)
 
     def _named(self, text: str) -> str:
         """The text with its special tokens, all but `specials`, under their names here."""
@@ -355,7 +356,11 @@ class GuardedTokenizer:
             ids = self._tokenizer.encode(plain, add_special_tokens=special).ids
         else:
             ids = self._tokenizer.encode_batch([plain], add_special_tokens=special)[0].ids
-        return [self._ids.get(token, token) for token in ids]
+        return self._own_ids(ids)
+
+    def _own_ids(self, ids: list[int]) -> list[int]:
+        """The ids in the checkpoint's own vocabulary: nearly always the same."""
+        return [self._ids.get(token, token) for token in ids] if self._ids else ids
 
 
 def _any_of(tokens: Sequence[_AddedToken]) -> re.Pattern[str]:

@@ -9,6 +9,9 @@ import msgspec
 
 from triptych.base.errors import InvalidRequest
 from triptych.base.request import (
+    MAX_LANGUAGE,
+    MAX_NAME,
+    MAX_SPOKEN_PROMPT,
     AudioSlot,
     ItemSlot,
     Message,
@@ -73,13 +76,27 @@ class EncoderPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Transcription:
-    """What a speech model shall do; empty fields are the model's defaults. See `common.proto`."""
+    """What a speech model shall do; empty fields are the model's defaults. See `common.proto`.
+
+    InvalidRequest for a text that is too long.
+    """
 
     language: str = ""
     task: str = ""
     prompt: str = ""
     timestamps: bool = False
     detect_language: bool = False
+
+    def __post_init__(self) -> None:
+        check_length("language", self.language, MAX_LANGUAGE)
+        check_length("task", self.task, MAX_LANGUAGE)
+        check_length("prompt", self.prompt, MAX_SPOKEN_PROMPT)
+
+
+def check_length(param: str, text: str, limit: int = MAX_NAME) -> None:
+    """InvalidRequest for a text that is too long."""
+    if len(text) > limit:
+        raise InvalidRequest(f"{param} must be at most {limit} characters long", param=param)
 
 
 #: A client's word for a role, and the one that templates know.
@@ -103,10 +120,6 @@ class ChatMessage:
     tool_call_id: str | None = None
     #: Of an earlier answer.
     reasoning: str | None = None
-
-    @property
-    def parts(self) -> int:
-        return 1 if isinstance(self.content, str) else len(self.content)
 
     @property
     def text_length(self) -> int:
@@ -150,6 +163,9 @@ class PoolingOptions:
     method: str = ""
     normalize: bool | None = None
     dimensions: int = 0
+
+    def __post_init__(self) -> None:
+        check_length("pooling", self.method)
 
 
 #: A prompt that no chat template touches: text, or token ids.
@@ -195,6 +211,9 @@ class ChatCall:
     #: Shared by copies of the call, so that all its choices are about the same bytes.
     media: MediaHold = field(default_factory=MediaHold, repr=False, compare=False)
 
+    def __post_init__(self) -> None:
+        check_length("model", self.model)
+
     @property
     def salt(self) -> str:
         """Keeps apart what tenants and salts share: embeddings, text blocks, routes."""
@@ -216,11 +235,6 @@ class ChatCall:
         So it is for one prompt of token ids beside media; a `decoder_prompt` gets the start token.
         """
         return self.encoder is not None and isinstance(self.prompt, tuple) and self.prompt_param == "prompt"
-
-    @property
-    def parts(self) -> int:
-        """Parts of all messages."""
-        return sum(message.parts for message in self.messages)
 
     @property
     def text_length(self) -> int:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from array import array
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import mul
 from typing import Protocol
 
-import numpy as np
-
-from triptych.base.request import TextPart
+from triptych.base.errors import InvalidRequest
+from triptych.base.request import MAX_PAIRS_TEXT, TextPart
 from triptych.proxy.call.chat import ChatCall, ChatMessage, Done, Output, PoolingOptions
-from triptych.proxy.call.pooled import Vector, pool_all, vector_of
+from triptych.proxy.call.pooled import pool_all, vector_of
 from triptych.proxy.call.validation import check_image_count, check_text
 from triptych.proxy.media.source import ItemPart
 from triptych.proxy.media.spool import MediaHold
@@ -47,7 +49,7 @@ class PairScoring:
 
     async def scores(self, dispatcher: PooledDispatcher, count: Callable[[Done], None]) -> list[float]:
         """The score of every pair, in order: a reranker's, else the cosine of embeddings."""
-        vectors: dict[int, Vector] = {}
+        vectors: dict[int, array[float]] = {}
 
         def keep(index: int, done: Done) -> None:
             vectors[index] = vector_of(done)
@@ -59,7 +61,12 @@ class PairScoring:
             return [float(vectors[at][0]) for at in range(len(calls))]
         calls, pairs = self.text_calls()
         await pool_all(dispatcher.chat, calls, keep)
-        return [float(np.dot(vectors[one], vectors[two])) for one, two in pairs]
+        scores = []
+        for one, two in pairs:
+            scores.append(sum(map(mul, vectors[one], vectors[two])))
+            # A product is a fraction of a millisecond; there may be two thousand.
+            await asyncio.sleep(0)
+        return scores
 
     def pair_calls(self) -> tuple[ChatCall, ...]:
         """One call for each pair, for a model that scores pairs."""
@@ -108,10 +115,27 @@ class PairScoring:
 
 
 def check_pairs(pairs: Sequence[Pair], instruction: str, max_images: int) -> None:
-    """InvalidRequest for a pair with too many pictures, or too long an instruction."""
-    for pair in pairs:
-        check_image_count(images_of(pair.query) + images_of(pair.document), max_images, pair.document_param)
+    """InvalidRequest for a pair with too many pictures or too much text, or too long an instruction."""
     check_text(len(instruction), "instruction")
+    sent = 0
+    for pair in pairs:
+        characters = _characters(pair.query) + _characters(pair.document)
+        check_text(characters, pair.document_param)
+        sent += characters
+        check_image_count(images_of(pair.query) + images_of(pair.document), max_images, pair.document_param)
+    if sent > MAX_PAIRS_TEXT:
+        param = pairs[0].query_param
+        raise InvalidRequest(
+            f"{param}: with each document it makes {sent} characters; this server takes at most "
+            f"{MAX_PAIRS_TEXT}: send fewer documents at once",
+            param=param,
+        )
+
+
+def _characters(content: Content) -> int:
+    if isinstance(content, str):
+        return len(content)
+    return sum(len(part.text) for part in content if isinstance(part, TextPart))
 
 
 def images_of(content: Content) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from grpc import StatusCode, aio
 
 from triptych.base.errors import InternalError, InvalidRequest, RequestError, TriptychError, error_from_code
+from triptych.base.hashing import tenant_digest
 from triptych.base.log import log_fields, short
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.types import ItemPlan
@@ -61,6 +62,7 @@ class JobRunner:
         *,
         share: int = 1 << 30,
         flow_control: bool = True,
+        shared: Callable[[], bool] = lambda: True,
         epoch: Callable[[], StoreEpoch] = lambda: ("", 0),
         on_ready: Callable[[JobReady], None] = lambda end: None,
         pd_idle: Callable[[], bool] = lambda: False,
@@ -69,7 +71,9 @@ class JobRunner:
         self.arrived = ArrivedItems()
         self.on_arrival: Callable[[], None] = lambda: None
         self._epoch, self._on_ready, self._pd_idle = epoch, on_ready, pd_idle
-        self.table = EncoderJobTable(share, tower_patches, self.model, flow_control=flow_control)
+        self.table = EncoderJobTable(
+            share, tower_patches, self.model, flow_control=flow_control, shared=shared
+        )
         self._pool = pool
         self._metrics = metrics
         self._transport = transport
@@ -243,6 +247,7 @@ class JobRunner:
             damaged_digest=job.damaged_digest,
             re_encode=job.re_encode,
             direct=self._pool.reads_direct,
+            tenant=tenant_digest(source.tenant),
         )
         stream = self._transport.open_job(job.address, message, source.media, self._planned, source.trace)
         task = asyncio.create_task(self._follow(job.try_id, job, stream), name=f"job {job.try_id}")

@@ -8,10 +8,8 @@ import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from contextvars import ContextVar
-from typing import Generic, Protocol, TypeVar
+from functools import partial
+from typing import Generic, TypeVar
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,98 +19,11 @@ from triptych.base.errors import InternalError, InvalidRequest, MethodNotAllowed
 from triptych.base.log import log_fields
 from triptych.base.request import unknown_field
 from triptych.base.tracing.server_span import CURRENT_SPAN
-from triptych.proxy.http.json_body import error_event, error_json, retry_after
-from triptych.proxy.quotas.quota import HOLDER, Hold, Quota
-
-#: Where a request's scope has its `Connection`.
-CONNECTION = "triptych.connection"
-#: Replies up to this size are not counted: what a socket's buffer holds anyway.
-SMALL_REPLY = 64 << 10
-
-
-class Connection(Protocol):
-    """The client's connection as a reply needs it."""
-
-    @property
-    def unsent(self) -> int:
-        """Bytes in the buffers of this process."""
-
-    @property
-    def taken(self) -> int:
-        """Bytes that have left them."""
-
-    async def sent(self) -> None:
-        """Returns once nothing is unsent, or the connection has ended."""
-
-
-class Delivery:
-    """What one reply holds; `holder` is the principal's id, empty where no keys are in use."""
-
-    def __init__(self, quota: Quota, holder: str, connection: Connection | None) -> None:
-        self._quota = quota
-        self._holder = holder
-        self._connection = connection
-        self._holds: list[Hold] = []
-        self._stack = ExitStack()
-
-    @property
-    def unsent(self) -> int:
-        return 0 if self._connection is None else self._connection.unsent
-
-    @property
-    def taken(self) -> int:
-        return 0 if self._connection is None else self._connection.taken
-
-    def keep(self, hold: Hold) -> None:
-        """The memory of the reply counts until its end."""
-        self._holds.append(hold)
-        self.at_end(hold.close)
-
-    def at_end(self, callback: Callable[[], None]) -> None:
-        self._stack.callback(callback)
-
-    def cover(self, nbytes: int) -> None:
-        """The reply is complete and has this many bytes. QuotaExceeded where there is no memory for it."""
-        surplus = sum(hold.amount for hold in self._holds) - nbytes
-        for hold in self._holds:
-            if surplus > 0:
-                part = min(surplus, hold.amount)
-                hold.remove(part)
-                surplus -= part
-        if surplus < 0 and nbytes > SMALL_REPLY:
-            self.keep(self._quota.hold(self._holder, -surplus))
-
-    def close(self) -> None:
-        """The client has the reply, or has gone."""
-        self._stack.close()
-
-
-#: The delivery of the reply that the running code makes; None where nothing is known of its connection.
-CURRENT_DELIVERY: ContextVar[Delivery | None] = ContextVar("delivery", default=None)
-
-
-class DeliveryMiddleware:
-    """ASGI middleware: a POST lasts until its client has taken the reply, or the connection has ended."""
-
-    def __init__(self, app: ASGIApp, quota: Quota) -> None:
-        self._app = app
-        self._quota = quota
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] != "POST":
-            await self._app(scope, receive, send)
-            return
-        connection: Connection | None = scope.get(CONNECTION)
-        delivery = Delivery(self._quota, HOLDER.get(), connection)
-        token = CURRENT_DELIVERY.set(delivery)
-        try:
-            await self._app(scope, receive, send)
-            if connection is not None:
-                await connection.sent()
-        finally:
-            CURRENT_DELIVERY.reset(token)
-            delivery.close()
-
+from triptych.proxy.http.delivery import CURRENT_DELIVERY
+from triptych.proxy.http.json_body import FEW_VALUES, count_values, error_event, error_json, retry_after
+from triptych.proxy.parsing.parse import Parse
+from triptych.proxy.parsing.parsers import INLINE_BYTES, THREAD_BYTES, Parsers
+from triptych.proxy.quotas.quota import HOLDER, Quota
 
 HEADER = b"x-triptych-ignored-fields"
 #: Fields of OpenAI and vLLM that change nothing here, which is said in docs/api.md: they are never refused.
@@ -153,10 +64,6 @@ WRITE_SECONDS = 60.0
 PIECE_BYTES = 64 << 10
 #: Least time between two writes to one client that takes a burst.
 BURST_SECONDS = 0.005
-#: Bodies above this are parsed off the event loop.
-INLINE_BODY = 64 << 10
-#: One thread: parsers hold the interpreter's lock, and a text takes up to five times its bytes meanwhile.
-_PARSER = ThreadPoolExecutor(1, thread_name_prefix="parse")
 Headers = Sequence[tuple[bytes, bytes]]
 _STREAM_HEADERS: Headers = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -185,13 +92,13 @@ class PostEndpoint(ABC, Generic[P]):
     body: type[msgspec.Struct]
     reject_unknown = False
 
-    def __init__(self, parser: Quota, *, max_body: int) -> None:
-        self._parser = parser
+    def __init__(self, parsers: Parsers, *, max_body: int) -> None:
+        self._parsers = parsers
         self._max_body = max_body
 
     @abstractmethod
-    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> P:
-        """The request in a body; of a large one in a thread."""
+    def parse(self, request_id: str, content_type: bytes = b"") -> Parse[P]:
+        """How a body becomes the request; the parse of a large one is tried in a process before."""
 
     @abstractmethod
     async def answer(self, request: P, reply: HttpReply) -> None:
@@ -225,14 +132,13 @@ class PostEndpoint(ABC, Generic[P]):
         if not raw:
             raise InvalidRequest(f"the request body is empty: {self.expected}", param="body")
         content_type = headers.get(b"content-type", b"")
-        if len(raw) <= INLINE_BODY:
-            return self._parse(raw, reply, content_type)
-        loop = asyncio.get_running_loop()
-        with await self._parser.wait(HOLDER.get(), 1):
-            return await loop.run_in_executor(_PARSER, self._parse, raw, reply, content_type)
+        parse = self.parse(reply.request_id, content_type)
+        few = len(raw) <= INLINE_BYTES and count_values(raw) <= FEW_VALUES
+        work = partial(self._parsed, parse, reply)
+        return await self._parsers.run(HOLDER.get(), raw, parse, work, few=few)
 
-    def _parse(self, raw: bytes, reply: HttpReply, content_type: bytes) -> P:
-        request = self.parse(raw, reply.request_id, content_type)
+    def _parsed(self, parse: Parse[P], reply: HttpReply, raw: bytes) -> P:
+        request = parse(raw)
         names = self.names(raw, request)
         reply.headers = ignored_header(names, self.body.__struct_fields__, reject=self.reject_unknown)
         return request
@@ -248,7 +154,7 @@ class PostEndpoint(ABC, Generic[P]):
             chunks.append(message.get("body", b""))
             size += len(chunks[-1])
             if size <= self._max_body and not message.get("more_body", False):
-                return b"".join(chunks)
+                return await _joined(chunks, size)
         limit = format_size(self._max_body)
         raise TooLarge(f"the request body is above {limit}; {self.smaller}", param="body")
 
@@ -273,6 +179,13 @@ class PostEndpoint(ABC, Generic[P]):
             await asyncio.gather(answer, watch, return_exceptions=True)
             # An error's traceback holds this frame, and the task the error: a cycle would keep the body.
             del answer, watch, task
+
+
+async def _joined(chunks: list[bytes], size: int) -> bytes:
+    """The chunks as one; many are joined in a thread, which lets the interpreter's lock go meanwhile."""
+    if size <= THREAD_BYTES:
+        return b"".join(chunks)
+    return await asyncio.to_thread(b"".join, chunks)
 
 
 class BodyMiddleware:

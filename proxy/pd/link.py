@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +12,15 @@ from itertools import islice
 import grpc
 from grpc import aio
 
-from triptych.base.engine_beat import SLOW_FACTOR, Life, StallClock, judge
 from triptych.base.log import log_fields
 from triptych.base.rpc.channels import INCARNATION_HEADER
 from triptych.base.types import EmbeddingSource
 from triptych.protos import pd_pb2
 from triptych.protos.convert import source_to_proto
 from triptych.proxy.events import Lost
+from triptych.proxy.pd.load_reports import LoadReports
+from triptych.proxy.pd.stall_watch import StallWatch
+from triptych.proxy.pd.window import SubmitWindow
 from triptych.proxy.pd.wire import PDStub, connect, deliver
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.ports import LinkOwner, PDLoadReport, ProcessEnd, RequestEvents
@@ -32,6 +33,14 @@ RETRY_SECONDS = 0.1
 #: Longest pause after an error of our own, which comes again at once where it has a lasting cause.
 LAST_RETRY_SECONDS = 5.0
 CALL_TIMEOUT = 10.0
+#: Seconds before a Submit that has broken is sent again, to the same worker and as the same attempt. Together
+#: they are longer than a link takes to find that its worker has gone.
+REPEAT_PAUSES = (0.5, 1.0, 2.0)
+OUR_FAULT = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.UNAUTHENTICATED,
+)
 #: Requests, and keys of items, that one message names at most.
 NAMED_AT_ONCE = 16384
 KEYS_AT_ONCE = 4096
@@ -67,6 +76,7 @@ class PDLink:
         self.attached = False
         self.set_aside = False
         self._stall = StallWatch(stall_timeout)
+        self._window = SubmitWindow()
         self._loads = LoadReports()
         self._channel = channel
         self._used = channel()
@@ -75,6 +85,8 @@ class PDLink:
         self._events = events
         self._owner = owner
         self._requests: dict[str, _Tracked] = {}
+        #: Attempts at requests that are handed over and not taken yet.
+        self._unanswered: dict[str, int] = {}
         self._notices: dict[str, EmbeddingSource | None] = {}
         self._cancels: list[str] = []
         #: Requests to pause (True) or to resume, where the worker does not know it yet.
@@ -98,6 +110,10 @@ class PDLink:
     @property
     def in_flight(self) -> int:
         return len(self._requests)
+
+    @property
+    def open(self) -> bool:
+        return self._window.open(len(self._unanswered))
 
     async def close(self) -> None:
         tasks = [task for task in (self._task, self._flush) if task]
@@ -131,11 +147,38 @@ class PDLink:
 
     def track(self, request_id: str, attempt: int, received: Sequence[int]) -> None:
         self._requests[request_id] = _Tracked(attempt, received)
+        self._unanswered[request_id] = attempt
 
     async def submit(self, message: pd_pb2.SubmitRequest) -> pd_pb2.SubmitReply:
+        """Waits as long as the request may live: a worker that stands still is found by its stream.
+
+        A call that breaks is made again: an attempt that comes twice is served once. Meanwhile the stream may
+        say that the worker has it not; whoever ends the attempt then cancels this.
+        """
+        try:
+            for pause in REPEAT_PAUSES:
+                try:
+                    return await self._submit(message)
+                except aio.AioRpcError as error:
+                    if error.code() in OUR_FAULT:
+                        raise
+                    self._log.info("PD worker %s broke a Submit: %s", self.address, error.code().name)
+                await asyncio.sleep(pause)
+            return await self._submit(message)
+        finally:
+            if self._unanswered.get(message.request_id) == message.attempt:
+                del self._unanswered[message.request_id]
+
+    async def _submit(self, message: pd_pb2.SubmitRequest) -> pd_pb2.SubmitReply:
         if message.request_id in self._cancels and self._flush is not None:
             await asyncio.wait([self._flush])  # a cancel names no attempt
-        return await self._stub.Submit(message, timeout=CALL_TIMEOUT)
+        now = asyncio.get_running_loop().time
+        sent_at = now()
+        reply = await self._stub.Submit(message, timeout=message.timeout + CALL_TIMEOUT)
+        if self._window.answered(sent_at, now()):
+            size = self._window.size
+            self._log.info("PD worker %s takes requests slowly: %d at once", self.address, size)
+        return reply
 
     async def set_apart(self, request_id: str, tokens: int) -> bool:
         message = pd_pb2.SetApartRequest(proxy_id=self._proxy_id, request_id=request_id, tokens=tokens)
@@ -153,6 +196,7 @@ class PDLink:
 
     def forget(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
+        self._unanswered.pop(request_id, None)
         self._pauses.pop(request_id, None)
 
     def notify(self, mm_hashes: Sequence[str], sources: Mapping[str, EmbeddingSource]) -> None:
@@ -371,79 +415,3 @@ def open_link(
     """The link to a PD worker, over the pool's channel to it."""
     connection = pool.connection("pd", address)
     return PDLink(address, lambda: connection.channel, proxy_id, events, owner, stall_timeout)
-
-
-#: A report that is older says nothing of now: a worker sends one every second.
-FRESH_SECONDS = 10.0
-
-
-class LoadReports:
-    """The newest load report of one worker, updated at every beat of its stream."""
-
-    def __init__(self) -> None:
-        self._report: PDLoadReport | None = None
-        self._at = 0.0
-        self._tokens = 0
-
-    def observe(self, beat: pd_pb2.Beat, now: float) -> None:
-        """One beat; one without a load is of a worker of an earlier release."""
-        if not beat.HasField("load"):
-            return
-        load, seconds = beat.load, now - self._at
-        # Fewer tokens than before are those of a process that was restarted.
-        tokens = load.generated_tokens - self._tokens
-        known = self._report is not None and seconds > 0 and tokens >= 0
-        self._report = PDLoadReport(
-            running=load.running,
-            waiting=load.waiting,
-            kv_usage=_share(load.kv_usage),
-            cache_usage=_share(load.cache_usage),
-            tokens_per_second=tokens / seconds if known else 0.0,
-        )
-        self._at, self._tokens = now, load.generated_tokens
-
-    def latest(self, now: float) -> PDLoadReport | None:
-        return self._report if now - self._at < FRESH_SECONDS else None
-
-
-def _share(value: float) -> float:
-    """Between 0 and 1, whatever a worker sends; 0 for NaN."""
-    return min(max(value, 0.0), 1.0) if value == value else 0.0
-
-
-#: Seconds between two checks.
-LOOK_SECONDS = 1.0
-
-
-class StallWatch:
-    """Fed with every message of one worker's stream, looked at every `LOOK_SECONDS`.
-
-    A worker that has never sent a beat is not judged: it is of a version without them. `limit` is in seconds,
-    0 for none. The proxy's own pauses count no time (see `StallClock`).
-    """
-
-    def __init__(self, limit: float) -> None:
-        self._limit = limit or math.inf
-        self._clock = StallClock(LOOK_SECONDS)
-        self._beats = False
-        self._count = 0
-        self._patience = 1.0
-        #: Changes whenever the engine has shown that it moves.
-        self._moves = 0
-
-    def observe(self, message: pd_pb2.StepEvents) -> None:
-        """One message of the stream."""
-        if message.HasField("beat"):
-            beat = message.beat
-            # Any other count is progress: a smaller one is that of a process that was restarted.
-            if beat.count != self._count or not self._beats:
-                self._moves += 1
-            self._beats, self._count = True, beat.count
-            self._patience = beat.patience if 1.0 <= beat.patience <= SLOW_FACTOR else 1.0
-        if message.events or message.HasField("tokens"):
-            self._moves += 1
-
-    def stalled(self, now: float) -> bool:
-        """A poll: whether neither event nor progress has been seen for longer than the limit."""
-        still = self._clock.poll(self._moves, now)
-        return self._beats and judge(still, self._limit * self._patience) is Life.STALLED

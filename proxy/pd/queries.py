@@ -11,10 +11,12 @@ import grpc
 from grpc import aio
 
 from triptych.base.errors import RETRY_AFTER, InternalError, InvalidRequest, RequestError, Unavailable
+from triptych.base.hashing import tenant_digest
 from triptych.protos import pd_pb2
 from triptych.protos.convert import error_from_proto
 from triptych.proxy.pd.wire import PDStub, connect
 from triptych.proxy.pool import WorkerPool
+from triptych.proxy.quotas.quota import HOLDER
 
 QUERY_SECONDS = 10.0
 
@@ -37,6 +39,7 @@ class PDQueries:
         self._pool = pool
 
     async def tokenize(self, model: str, message: pd_pb2.TokenizeRequest) -> Tokenized:
+        message.tenant = tenant_digest(HOLDER.get())
         reply = await self._ask(model, lambda stub: stub.Tokenize, message)
         if reply.HasField("error"):
             raise error_from_proto(reply.error)
@@ -45,7 +48,11 @@ class PDQueries:
     async def detokenize(
         self, model: str, token_ids: Sequence[int], *, skip_special_tokens: bool = False
     ) -> str:
-        message = pd_pb2.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        message = pd_pb2.DetokenizeRequest(
+            token_ids=token_ids,
+            skip_special_tokens=skip_special_tokens,
+            tenant=tenant_digest(HOLDER.get()),
+        )
         reply = await self._ask(model, lambda stub: stub.Detokenize, message)
         if reply.HasField("error"):
             raise error_from_proto(reply.error)

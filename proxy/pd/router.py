@@ -5,62 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
-import grpc
 from grpc import aio
 
 from triptych.base.errors import ContextTooLong, InternalError, Overloaded, RequestError, Unavailable
 from triptych.base.log import log_fields
 from triptych.protos import pd_pb2
 from triptych.protos.convert import error_from_proto
-from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.events import Accepted, Lost, Refused, RequestFailed
-from triptych.proxy.pd.link import LOOK_SECONDS
+from triptych.proxy.pd.lengths import min_tokens, takes, too_long
+from triptych.proxy.pd.link import OUR_FAULT
+from triptych.proxy.pd.stall_watch import LOOK_SECONDS
+from triptych.proxy.pd.waiting import WaitingSubmits
 from triptych.proxy.pd.wire import submit_message
 from triptych.proxy.ports import Link, ProcessEnd, RequestEvents, Transport
-from triptych.proxy.requests.instructions import EndAttempt, ResumeState, Submit
+from triptych.proxy.requests.instructions import EndAttempt, Submit
 from triptych.proxy.requests.request import InFlightRequest
 from triptych.proxy.routing import CLEARING_TOKENS, MAX_LOSSES, PDLoad, PrefixAffinity, Suspects, choose_pd
 from triptych.proxy.workers import KnownWorkers, Worker
-
-
-def min_tokens(call: ChatCall, item_tokens: Iterable[int], resume: ResumeState | None) -> int:
-    """The fewest tokens of prompt and output that a worker has to take.
-
-    Text counts nothing: only PD workers have the tokenizer. `item_tokens`: placeholders of each item.
-    """
-    output = max(call.sampling.max_tokens or 1, 1)
-    if resume is not None:
-        return len(resume.prompt_token_ids) + max(output, len(resume.output_token_ids))
-    if isinstance(call.prompt, tuple):
-        return len(call.prompt) + output
-    return sum(item_tokens) + output
-
-
-def takes(max_model_len: int, tokens: int) -> bool:
-    """Whether a worker with this limit (0: it names none) may take a request of at least `tokens`."""
-    return max_model_len == 0 or tokens <= max_model_len
-
-
-def too_long(call: ChatCall, tokens: int, longest: int) -> ContextTooLong:
-    """The error of a request of at least `tokens` that no worker takes; `longest` is the largest limit."""
-    max_tokens = call.sampling.max_tokens
-    prompt = tokens - max(max_tokens or 1, 1)
-    if max_tokens is not None and prompt < longest:
-        return ContextTooLong(
-            f"max_tokens is {max_tokens} and the prompt has at least {max(prompt, 1)} tokens, but the model "
-            f"takes {longest} with the output: ask for fewer",
-            param="max_tokens",
-        )
-    field = "messages" if call.prompt is None else call.prompt_param
-    return ContextTooLong(
-        f"the prompt has at least {prompt} tokens, but the model takes {longest} with the output: "
-        f"shorten {field}",
-        param=field,
-    )
-
 
 logger = logging.getLogger(__name__)
 
@@ -70,11 +36,6 @@ DEFAULT_SEQS = 64
 #: In a worker's capacity: 1 where its KV cache keeps what items gave, else 0. A worker that does not say
 #: does not know of items that nobody encodes.
 KEEPS_ITEMS = "keeps_items"
-_OUR_FAULT = (
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-    grpc.StatusCode.UNAUTHENTICATED,
-)
 
 
 class PDRouter:
@@ -99,7 +60,9 @@ class PDRouter:
         self.suspects: Suspects[str] = Suspects()
         self._alone: dict[str, InFlightRequest] = {}
         self._links: dict[str, Link] = {}
-        self._waiting: dict[str, tuple[InFlightRequest, Submit]] = {}
+        self._waiting = WaitingSubmits()
+        #: Hand-overs under way, by request id.
+        self._handing: dict[str, asyncio.Task[None]] = {}
         self._affinity = PrefixAffinity()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pumping = False
@@ -123,7 +86,7 @@ class PDRouter:
         for address in set(self._pool.silent("pd")) - self.suspects.apart:
             if address in self._links:
                 self._links[address].give_up(silent=True)
-        for request, order in list(self._waiting.values()):
+        for request, order in self._waiting:
             self._refuse_too_long(request, order)
         self.pump()
 
@@ -175,7 +138,7 @@ class PDRouter:
 
     def submit(self, request: InFlightRequest, order: Submit) -> None:
         """Hands the request over now, or as soon as a worker can take it."""
-        self._waiting[request.request_id] = (request, order)
+        self._waiting.add(request, order)
         plans = [request.lifecycle.items[item.mm_hash].plan for item in request.content.items]
         items = [plan.length for plan in plans if plan is not None]
         tokens = min_tokens(request.call, items, order.resume)
@@ -194,7 +157,8 @@ class PDRouter:
 
     def withdraw(self, request: InFlightRequest) -> None:
         """The request has ended: it leaves the queue, and no worker keeps it."""
-        self._waiting.pop(request.request_id, None)
+        self._waiting.discard(request.request_id)
+        self._stop_handing(request)
         self._alone.pop(request.request_id, None)
         self._cancel_stale(request, None)
         if self.suspects.forget(request.request_id):
@@ -216,7 +180,8 @@ class PDRouter:
         """The request's attempt is over."""
         if order.back_off and request.link is not None:
             self._back_off(request, request.link)
-        self._waiting.pop(request.request_id, None)
+        self._waiting.discard(request.request_id)
+        self._stop_handing(request)
         self._alone.pop(request.request_id, None)
         if self.suspects.retreat(request.request_id):
             asyncio.get_running_loop().call_soon(self.pump)
@@ -230,28 +195,48 @@ class PDRouter:
             self._cancel_stale(request, None)
 
     def pump(self) -> None:
-        """Hands over whatever a worker can take now."""
+        """Hands over whatever a worker can take now, while any is open for more."""
         if self._pumping or not self._waiting:
             return
         self._pumping = True
         try:
-            for request, order in sorted(self._waiting.values(), key=self._rank):
-                if self.suspects.suspect(request.request_id):
-                    self._place(request, order)
-                elif link := self._choose(request):
-                    self._send(request, order, link)
+            if self.suspects:
+                self._place_suspects()
+            with closing(self._waiting.in_turns()) as waiting:
+                self._hand_out(waiting)
         finally:
             self._pumping = False
 
-    def _rank(self, entry: tuple[InFlightRequest, Submit]) -> tuple[bool, bool, int]:
-        request = entry[0]
-        return (not self.suspects.suspect(request.request_id), not request.resumed, request.order)
+    def _place_suspects(self) -> None:
+        for request, order in sorted(self._waiting, key=lambda entry: entry[0].order):
+            if self.suspects.suspect(request.request_id):
+                self._place(request, order)
+
+    def _hand_out(self, waiting: Iterator[tuple[InFlightRequest, Submit]]) -> None:
+        links = self._links.values()
+        while any(link.open for link in links) and (entry := next(waiting, None)) is not None:
+            request, order = entry
+            if not self.suspects.suspect(request.request_id) and (link := self._choose(request, open=True)):
+                self._send(request, order, link)
 
     def _send(self, request: InFlightRequest, order: Submit, link: Link) -> None:
-        del self._waiting[request.request_id]
+        self._waiting.hand_over(request)
         request.link = link
         link.track(request.request_id, order.attempt, request.lifecycle.output_token_ids)
-        self._spawn(self._hand_over(request, order, link))
+        task = self._spawn(self._hand_over(request, order, link))
+        self._handing[request.request_id] = task
+        task.add_done_callback(partial(self._handed, request.request_id))
+
+    def _handed(self, request_id: str, task: asyncio.Task[None]) -> None:
+        """The Submit is answered, or not waited for any more: there may be room for another one."""
+        if self._handing.get(request_id) is task:
+            del self._handing[request_id]
+        self.pump()
+
+    def _stop_handing(self, request: InFlightRequest) -> None:
+        """The attempt is over: its Submit is not waited for, and not repeated."""
+        if (task := self._handing.pop(request.request_id, None)) is not None:
+            task.cancel()
 
     def _place(self, request: InFlightRequest, order: Submit) -> None:
         """Has a worker set apart for the suspect, unless another one is tried; it waits until then."""
@@ -267,7 +252,7 @@ class PDRouter:
             taken = await link.set_apart(request_id, CLEARING_TOKENS)
         except Exception:
             logger.exception("request %s", request.name, extra=request.log_extra)
-        if self._waiting.get(request_id, (request, None))[1] is not order:
+        if self._waiting.order_of(request_id) is not order:
             link.cancel(request_id)  # it has ended meanwhile
             return
         if not taken:
@@ -348,8 +333,12 @@ class PDRouter:
                 loads.append(PDLoad(info.address, link.in_flight, seqs))
         return loads
 
-    def _choose(self, request: InFlightRequest) -> Link | None:
-        address = choose_pd(self._candidates(request), request.content.chain, self._affinity)
+    def _choose(self, request: InFlightRequest, *, open: bool = False) -> Link | None:
+        """The worker for the request; `open`: among those that may get one more now."""
+        loads = self._candidates(request)
+        if open:
+            loads = [load for load in loads if self._links[load.address].open]
+        address = choose_pd(loads, request.content.chain, self._affinity)
         return None if address is None else self._links[address]
 
     async def _hand_over(self, request: InFlightRequest, order: Submit, link: Link) -> None:
@@ -357,25 +346,17 @@ class PDRouter:
         if machine.attempt != order.attempt:
             return  # over before it began: nobody would ever cancel it at the worker
         self._cancel_stale(request, link)
+        if KEEPS_ITEMS not in self._capacity(link):
+            # It searches the store for them, and reports them missing then.
+            order = replace(order, ready=order.ready | order.unencoded, unencoded=frozenset())
         try:
-            timeout = max(request.deadline - self._clock(), 0.1)
-            if KEEPS_ITEMS not in self._capacity(link):
-                # It searches the store for them, and reports them missing then.
-                order = replace(order, ready=order.ready | order.unencoded, unencoded=frozenset())
-            reply = await link.submit(submit_message(request, order, self._proxy_id, timeout))
+            async with request.sending:
+                if machine.attempt != order.attempt:
+                    return  # over while other choices were sent
+                timeout = max(request.deadline - self._clock(), 0.1)
+                reply = await link.submit(submit_message(request, order, self._proxy_id, timeout))
         except aio.AioRpcError as error:
-            logger.info(
-                "PD worker %s did not take a request: %s",
-                link.address,
-                error.code().name,
-                extra=request.log_extra | log_fields(worker=link.address),
-            )
-            self._back_off(request, link)
-            if error.code() in _OUR_FAULT:
-                reason = InternalError(f"the PD worker rejected the call: {error.code().name}")
-                self._events.deliver(request.request_id, Refused(order.attempt, reason))
-            else:
-                link.reattach()  # the new stream shows what became of the request, and of the worker
+            self._not_taken(request, order, link, error)
             return
         except Exception:
             logger.exception("request %s", request.name, extra=request.log_extra)
@@ -394,6 +375,22 @@ class PDRouter:
             self._events.deliver(request.request_id, Accepted(order.attempt))
             if request.output.paused:
                 link.pause(request.request_id, True)
+
+    def _not_taken(self, request: InFlightRequest, order: Submit, link: Link, error: aio.AioRpcError) -> None:
+        """The worker's calls fail, and its stream stands: it may have the request, which goes on elsewhere as
+        the next attempt. Others that are there are not disturbed."""
+        logger.info(
+            "PD worker %s did not take a request: %s",
+            link.address,
+            error.code().name,
+            extra=request.log_extra | log_fields(worker=link.address),
+        )
+        if error.code() in OUR_FAULT:
+            reason = InternalError(f"the PD worker rejected the call: {error.code().name}")
+            self._events.deliver(request.request_id, Refused(order.attempt, reason))
+            return
+        self._back_off(request, link)
+        self._events.deliver(request.request_id, Lost(order.attempt))
 
     def _refused(self, request: InFlightRequest, order: Submit, link: Link, error: RequestError) -> None:
         """A worker that is full or stopping is no reason to fail while another one may take the request."""
@@ -437,7 +434,8 @@ class PDRouter:
             request.stale_link.cancel(request.request_id)
         request.stale_link = None
 
-    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+    def _spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task

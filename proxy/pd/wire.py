@@ -11,6 +11,7 @@ from typing import Protocol
 from grpc import aio
 
 from triptych.base.errors import InternalError, RequestError, Unavailable
+from triptych.base.hashing import tenant_digest
 from triptych.base.log import log_fields
 from triptych.base.request import TemplateOptions
 from triptych.base.tracing.context import TRACEPARENT, TRACESTATE, metadata
@@ -75,6 +76,7 @@ def submit_message(
         messages=request.content.messages,
         sampling=sampling_to_proto(call.sampling),
         salt=call.salt,
+        tenant=tenant_digest(call.tenant),
         template=template_to_proto(call.template),
         encoder_prompt=encoder_prompt_to_proto(call.encoder) if call.encoder else None,
         transcription=transcription_to_proto(call.transcription),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from triptych.base.engine_beat import (
     SLOW_FACTOR,
     EngineBeat,
     Life,
+    OwnPauses,
     StallClock,
     Watchdog,
     check_stall_timeout,
@@ -48,16 +50,72 @@ def test_a_dead_engine_is_dead_however_fresh_its_last_beat():
 
 
 def test_time_stands_still_only_while_the_count_does():
-    clock = StallClock(1.0)
+    clock = StallClock(1.0, LIMIT)
     assert [clock.poll(1, now) for now in (10.0, 11.0, 12.0)] == [0.0, 1.0, 2.0]
     assert clock.poll(2, 13.0) == 0.0
     assert clock.poll(1, 14.0) == 0.0, "a count that fell is another process's"
 
 
-def test_a_process_that_was_stopped_itself_counts_two_looks_at_most():
-    clock = StallClock(1.0)
-    clock.poll(1, 10.0)
-    assert clock.poll(1, 500.0) == 2.0
+def test_a_watch_that_did_not_run_for_a_quarter_of_its_limit_starts_again_at_most_twice_in_a_row():
+    clock, quarter = StallClock(1.0, LIMIT), LIMIT / 4
+    clock.poll(1, 0.0)
+    assert clock.poll(1, 1.0) == 1.0
+    assert clock.poll(1, 1.9 + quarter) == 3.0, "late by less than a quarter: two looks count"
+    assert clock.poll(1, 500.0) == 0.0
+    assert clock.poll(1, 501.0) == 1.0, "a look in time is no sign of life"
+    assert clock.poll(1, 1000.0) == 0.0
+    assert clock.poll(1, 2000.0) == 2.0, "it was late twice before"
+    assert clock.poll(1, 3000.0) == 4.0
+    assert clock.poll(2, 4000.0) == 0.0
+    assert clock.poll(2, 5000.0) == 0.0, "after a sign of life it may start again"
+
+
+class StandingLoop:
+    """The running event loop with a clock that jumps: to its watches it has stood still."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.loop, self.stood = asyncio.get_running_loop(), 0.0
+        real = self.loop.time
+        monkeypatch.setattr(self.loop, "time", lambda: real() + self.stood)
+
+    def stand_still(self, seconds: float) -> None:
+        self.stood += seconds
+
+    async def turn(self, times: int) -> None:
+        for _ in range(times):
+            await asyncio.sleep(0)
+
+
+async def test_an_answer_that_a_standing_loop_has_not_read_is_waited_for_anew(monkeypatch):
+    standing, asked = StandingLoop(monkeypatch), asyncio.get_running_loop().create_future()
+    waiting = asyncio.create_task(OwnPauses(LIMIT).answers((asked,), LIMIT))
+    await standing.turn(3)
+    standing.stand_still(10 * LIMIT)
+    await standing.turn(10)
+    assert not waiting.done(), "it was judged by what nobody had read"
+    asked.set_result(None)
+    assert await waiting
+
+
+async def test_a_loop_that_stands_still_again_and_again_ends_the_wait(monkeypatch):
+    standing, asked = StandingLoop(monkeypatch), asyncio.get_running_loop().create_future()
+    waiting = asyncio.create_task(OwnPauses(LIMIT).answers((asked,), LIMIT))
+    for _ in range(3):
+        assert not waiting.done()
+        await standing.turn(3)
+        standing.stand_still(10 * LIMIT)
+        await standing.turn(10)
+    assert not await waiting
+
+
+async def test_an_answer_that_does_not_come_ends_the_wait_of_a_loop_that_turns(monkeypatch):
+    standing, asked = StandingLoop(monkeypatch), asyncio.get_running_loop().create_future()
+    waiting = asyncio.create_task(OwnPauses(LIMIT).answers((asked,), LIMIT))
+    for _ in range(5):
+        await standing.turn(5)
+        standing.stand_still(LIMIT / 4)
+        await standing.turn(10)
+    assert not await waiting
 
 
 def test_an_engine_that_stands_still_is_unhealthy_at_half_of_its_limit_and_ends_the_process_at_the_whole():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import faulthandler
 import logging
@@ -11,8 +12,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
 
 from triptych.base.errors import ConfigError
 
@@ -164,15 +166,60 @@ def judge(still: float, limit: float, *, dead: bool = False) -> Life:
     return Life.STALE if still < limit else Life.STALLED
 
 
+#: Times that a watch may start again between two signs of life.
+MOST_RESTARTS = 2
+
+
+class OwnPauses:
+    """The pauses of a watch itself, which judges nobody by what it has not seen.
+
+    After one of a quarter of its `limit` it starts again; at most twice between two signs of life, so that
+    what is dead is found by a watch that is always late, too.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._restarts = 0
+
+    def restarts(self, late: float) -> bool:
+        """A look came `late` by so many seconds: whether the watch starts again."""
+        if late < self.limit / 4 or self._restarts >= MOST_RESTARTS:
+            return False
+        self._restarts += 1
+        return True
+
+    def alive(self) -> None:
+        """What is watched has given a sign of life."""
+        self._restarts = 0
+
+    async def answers(self, asked: Collection[asyncio.Future[Any]], timeout: float) -> bool:
+        """Whether all of them are done within `timeout` seconds, in which this event loop has turned."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        deadline = now + timeout
+        while True:
+            piece, began = min(deadline - now, self.limit / 4), now
+            _, waiting = await asyncio.wait(asked, timeout=piece)
+            if not waiting:
+                self.alive()
+                return True
+            now = loop.time()
+            if self.restarts(now - began - piece):
+                deadline = now + timeout
+            elif now >= deadline:
+                return False
+
+
 class StallClock:
     """The seconds for which a count has stood still, summed over looks `interval` seconds apart.
 
-    A look that comes late adds two intervals at most: where this thread was stopped or starved, so may the
-    engine's have been.
+    A look that comes late starts again, as far as `OwnPauses` lets it, and else adds two intervals at most:
+    where this thread was stopped or starved, so may the engine's have been.
     """
 
-    def __init__(self, interval: float) -> None:
+    def __init__(self, interval: float, limit: float) -> None:
         self._interval = interval
+        self._pauses = OwnPauses(limit)
         self._count: int | None = None
         self._at = 0.0
         self.still = 0.0
@@ -181,6 +228,9 @@ class StallClock:
         """`still` after a look at `now` that finds `count`."""
         if count != self._count:
             self._count, self.still = count, 0.0
+            self._pauses.alive()
+        elif self._pauses.restarts(now - self._at - self._interval):
+            self.still = 0.0
         else:
             self.still += min(now - self._at, 2 * self._interval)
         self._at = now
@@ -239,7 +289,7 @@ class Watchdog:
         self._end = end or end_process
         self._timer = timer or HangTimer()
         self.interval = min(_LONGEST_INTERVAL, self._limit / 8)
-        self._clocks = [StallClock(self.interval) for _ in self._beats]
+        self._clocks = [StallClock(self.interval, self._limit) for _ in self._beats]
         self._healthy = True
         self._wake = threading.Event()
         self._stopping = False

@@ -4,14 +4,12 @@
 
 #include "export.h"
 
-// Outputs of a block: the weight is [outs / 64][ins / 2][64][2], as oneDNN blocks bfloat16.
-constexpr int kBlock = 64;
-
 // Few rows of bfloat16 by a blocked weight: out = x W^T, with what stands before and after it in a decoder layer.
 struct LinearCall {
   // [rows, ins] and [rows, outs], contiguous rows by strides in elements.
   const uint16_t *x;
   int64_t x_row;
+  // [outs / block][ins / 2][block][2], as oneDNN blocks bfloat16.
   const uint16_t *weight;
   uint16_t *out;
   int64_t out_row;
@@ -23,6 +21,8 @@ struct LinearCall {
   const uint16_t *residual;
   int64_t residual_row;
   int32_t rows, ins, outs;
+  // Outputs of a block: 32, as for AMX, or 64.
+  int32_t block;
   // The second half of the outputs are multiplied by SiLU of the first: `out` is [rows, outs / 2].
   int32_t gated;
   float epsilon;
@@ -31,5 +31,23 @@ struct LinearCall {
   void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
 };
 
+// Rows of bfloat16 that are normalised, or gated, beside a product that another library computes.
+struct RowsCall {
+  // [rows, width], or [rows, 2 width] to be gated; `out` is [rows, width].
+  const uint16_t *x;
+  int64_t x_row;
+  uint16_t *out;
+  int64_t out_row;
+  // [width]: as of LinearCall; null: SiLU of the first half of a row times the second is the result.
+  const uint16_t *norm;
+  int32_t rows, width;
+  float epsilon;
+  // As of AttentionCall.
+  int32_t instructions, threads;
+  void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
+};
+
 // Rows whose sums are in registers at once.
 constexpr int kSums = 6;
+// Rows of a RowsCall that a thread takes at once.
+constexpr int kPieceRows = 8;

@@ -2,6 +2,12 @@
 //
 // No include guard: instruction_sets.h includes this once for each instruction set, after vectors.h.
 
+// x / (1 + e^-x). Below -80 it is 0, and an exponential that overflows.
+INLINE Vec Silu(Vec x) {
+  Vec bounded = Max(x, Splat(-80.0f));
+  return x < Splat(-80.0f) ? Splat(0.0f) : x / (Exp(Splat(0.0f) - bounded) + 1.0f);
+}
+
 // Two neighbouring inputs of a row.
 INLINE uint32_t Pair(const uint16_t *from) {
   uint32_t pair;
@@ -9,15 +15,15 @@ INLINE uint32_t Pair(const uint16_t *from) {
   return pair;
 }
 
-// sums [R][64] of R rows `x` (x_row apart) by one block.
-template <int R>
+// sums [R][B] of R rows `x` (x_row apart) by one block of B outputs.
+template <int B, int R>
 INLINE void Multiply(const uint16_t *x, int64_t x_row, const uint16_t *block, int ins, float *sums) {
   // As many vectors of outputs as registers hold for R rows.
-  constexpr int kVectors = LANES == 16 ? 4 : 2;
-  for (int first = 0; first < kBlock; first += kVectors * LANES) {
+  constexpr int kVectors = LANES == 16 ? B / 16 : 2;
+  for (int first = 0; first < B; first += kVectors * LANES) {
     Vec parts[R][kVectors] = {};
     const uint16_t *weight = block + 2 * first;
-    for (int k = 0; k < ins; k += 2, weight += 2 * kBlock) {
+    for (int k = 0; k < ins; k += 2, weight += 2 * B) {
 #ifdef BF16_DOTS
       __m512bh w[kVectors];
       for (int v = 0; v < kVectors; v++) w[v] = (__m512bh)_mm512_loadu_si512(weight + 2 * v * LANES);
@@ -40,70 +46,134 @@ INLINE void Multiply(const uint16_t *x, int64_t x_row, const uint16_t *block, in
 #endif
     }
     for (int row = 0; row < R; row++)
-      for (int v = 0; v < kVectors; v++) Store(sums + row * kBlock + first + v * LANES, parts[row][v]);
+      for (int v = 0; v < kVectors; v++) Store(sums + row * B + first + v * LANES, parts[row][v]);
   }
 }
 
+template <int B>
 INLINE void MultiplyRows(int rows, const uint16_t *x, int64_t x_row, const uint16_t *block, int ins, float *sums) {
   switch (rows) {
-    case 1: return Multiply<1>(x, x_row, block, ins, sums);
-    case 2: return Multiply<2>(x, x_row, block, ins, sums);
-    case 3: return Multiply<3>(x, x_row, block, ins, sums);
-    case 4: return Multiply<4>(x, x_row, block, ins, sums);
-    case 5: return Multiply<5>(x, x_row, block, ins, sums);
-    default: return Multiply<kSums>(x, x_row, block, ins, sums);
+    case 1: return Multiply<B, 1>(x, x_row, block, ins, sums);
+    case 2: return Multiply<B, 2>(x, x_row, block, ins, sums);
+    case 3: return Multiply<B, 3>(x, x_row, block, ins, sums);
+    case 4: return Multiply<B, 4>(x, x_row, block, ins, sums);
+    case 5: return Multiply<B, 5>(x, x_row, block, ins, sums);
+    default: return Multiply<B, kSums>(x, x_row, block, ins, sums);
   }
 }
 
-// Outputs [64 n, 64 n + 64) of all rows of `x`, which is the call's or its normalised copy.
+#ifdef AMX_TILES
+// Rows of a tile.
+constexpr int kAtOnce = 16;
+
+// Tile 0 and 1 are sums of `rows` rows by 16 outputs, 2 is 32 inputs of the rows, 3 and 4 of 16 outputs each.
+INLINE void SetTiles(int rows) {
+  struct alignas(64) {
+    uint8_t palette = 1, start = 0, reserved[14] = {};
+    uint16_t bytes[16] = {};
+    uint8_t rows[16] = {};
+  } tiles;
+  for (int i = 0; i < 5; i++) tiles.bytes[i] = 64, tiles.rows[i] = static_cast<uint8_t>(i < 3 ? rows : 16);
+  _tile_loadconfig(&tiles);
+}
+
+// As Multiply, of as many rows as the tiles are set for; `ins` is a multiple of 32.
+template <int B>
+INLINE void MultiplyTiles(const uint16_t *x, int64_t x_row, const uint16_t *block, int ins, float *sums) {
+  // The processor's own prefetch stops at the end of a page of 4 KiB.
+  constexpr int kAhead = 4096;
+  for (int first = 0; first < B; first += 32) {
+    const uint16_t *weight = block + 2 * first;
+    _tile_zero(0);
+    _tile_zero(1);
+    for (int k = 0; k < ins; k += 32, weight += 32 * B) {
+      for (int pair = 0; pair < 16; pair++)
+        for (int line = 0; line < 2; line++)
+          _mm_prefetch(reinterpret_cast<const char *>(weight + 2 * B * pair + 32 * line + kAhead), _MM_HINT_T1);
+      _tile_loadd(2, x + k, x_row * 2);
+      _tile_loadd(3, weight, 4 * B);
+      _tile_loadd(4, weight + 32, 4 * B);
+      _tile_dpbf16ps(0, 2, 3);
+      _tile_dpbf16ps(1, 2, 4);
+    }
+    _tile_stored(0, sums + first, 4 * B);
+    _tile_stored(1, sums + first + 16, 4 * B);
+  }
+}
+#else
+constexpr int kAtOnce = kSums;
+#endif
+
+// Outputs [B n, B n + B) of all rows of `x`, which is the call's or its normalised copy.
+template <int B>
 void LinearBlock(const LinearCall &call, const uint16_t *x, int64_t x_row, int n) {
-  alignas(64) float sums[kSums * kBlock], gates[kSums * kBlock];
-  size_t block = static_cast<size_t>(call.ins) * kBlock;
-  int groups = (call.rows + kSums - 1) / kSums, first = 0;
+  alignas(64) float sums[kAtOnce * B], gates[kAtOnce * B];
+  size_t block = static_cast<size_t>(call.ins) * B;
+  int groups = (call.rows + kAtOnce - 1) / kAtOnce, first = 0;
   for (int group = 0; group < groups; group++) {
     int rows = (call.rows - first + groups - group - 1) / (groups - group);
     const uint16_t *from = x + first * x_row;
     int at = n;
+    auto multiply = [&](int outputs, float *to) {
+#ifdef AMX_TILES
+      MultiplyTiles<B>(from, x_row, call.weight + block * outputs, call.ins, to);
+#else
+      MultiplyRows<B>(rows, from, x_row, call.weight + block * outputs, call.ins, to);
+#endif
+    };
+#ifdef AMX_TILES
+    SetTiles(rows);
+#endif
     if (call.gated) {
-      MultiplyRows(rows, from, x_row, call.weight + block * n, call.ins, gates);
-      at += call.outs / kBlock / 2;
+      multiply(n, gates);
+      at += call.outs / B / 2;
     }
-    MultiplyRows(rows, from, x_row, call.weight + block * at, call.ins, sums);
+    multiply(at, sums);
     for (int row = 0; row < rows; row++) {
-      float *own = sums + row * kBlock, *gate = gates + row * kBlock;
-      uint16_t *out = call.out + (first + row) * call.out_row + n * kBlock;
+      float *own = sums + row * B, *gate = gates + row * B;
+      uint16_t *out = call.out + (first + row) * call.out_row + n * B;
       if (call.bias)
-        for (int i = 0; i < kBlock; i++) own[i] += ToFloat(call.bias[at * kBlock + i]);
+        for (int i = 0; i < B; i++) own[i] += ToFloat(call.bias[at * B + i]);
       if (call.gated) {
         if (call.bias)
-          for (int i = 0; i < kBlock; i++) gate[i] += ToFloat(call.bias[n * kBlock + i]);
-        for (int i = 0; i < kBlock; i += LANES) {
-          // Below -80 it is 0, and an exponential that overflows.
-          Vec g = Load(gate + i), bounded = Max(g, Splat(-80.0f));
-          Vec silu = g < Splat(-80.0f) ? Splat(0.0f) : g / (Exp(Splat(0.0f) - bounded) + 1.0f);
-          Store(own + i, silu * Load(own + i));
-        }
+          for (int i = 0; i < B; i++) gate[i] += ToFloat(call.bias[n * B + i]);
+        for (int i = 0; i < B; i += LANES) Store(own + i, Silu(Load(gate + i)) * Load(own + i));
       }
       if (call.residual) {
-        const uint16_t *added = call.residual + (first + row) * call.residual_row + n * kBlock;
-        for (int i = 0; i < kBlock; i++) own[i] += ToFloat(added[i]);
+        const uint16_t *added = call.residual + (first + row) * call.residual_row + n * B;
+        for (int i = 0; i < B; i++) own[i] += ToFloat(added[i]);
       }
-      for (int i = 0; i < kBlock; i++) FromFloat(own[i], out + i);
+      for (int i = 0; i < B; i++) FromFloat(own[i], out + i);
     }
     first += rows;
   }
+#ifdef AMX_TILES
+  // What is left in tiles would be saved at each switch of threads.
+  _tile_release();
+#endif
 }
 
-// One row of `ins` numbers, normalised.
-void NormRow(const LinearCall &call, const uint16_t *x, uint16_t *to) {
+// One row of `width` numbers, normalised.
+void NormRow(const uint16_t *x, const uint16_t *norm, float epsilon, int width, uint16_t *to) {
   Vec sum = {};
   int i = 0;
-  for (; i + LANES <= call.ins; i += LANES) {
+  for (; i + LANES <= width; i += LANES) {
     Vec part = Load(x + i);
     sum = Fma(part, part, sum);
   }
   float squares = Sum(sum);
-  for (; i < call.ins; i++) squares += ToFloat(x[i]) * ToFloat(x[i]);
-  float scale = 1.0f / sqrtf(squares / call.ins + call.epsilon);
-  for (i = 0; i < call.ins; i++) FromFloat(ToFloat(x[i]) * scale * ToFloat(call.norm[i]), to + i);
+  for (; i < width; i++) squares += ToFloat(x[i]) * ToFloat(x[i]);
+  float scale = 1.0f / sqrtf(squares / width + epsilon);
+  for (i = 0; i < width; i++) FromFloat(ToFloat(x[i]) * scale * ToFloat(norm[i]), to + i);
+}
+
+// SiLU of the first `width` numbers of a row times the second.
+void GateRow(const uint16_t *x, int width, uint16_t *to) {
+  int i = 0;
+  for (; i + LANES <= width; i += LANES) {
+    alignas(64) float product[LANES];
+    Store(product, Silu(Load(x + i)) * Load(x + width + i));
+    for (int lane = 0; lane < LANES; lane++) FromFloat(product[lane], to + i + lane);
+  }
+  for (; i < width; i++) FromFloat(Silu(Splat(ToFloat(x[i])))[0] * ToFloat(x[width + i]), to + i);
 }

@@ -303,7 +303,7 @@ class StoreReach:
         self._tell = tell
         self._while_lost = while_lost
         self._answers = 0
-        self._clock = StallClock(PING_SECONDS)
+        self._clock = StallClock(PING_INTERVAL + PING_SECONDS, SILENCE_SECONDS)
         self._task: asyncio.Task[None] | None = None
         self.reaches = True
 

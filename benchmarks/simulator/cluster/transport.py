@@ -121,7 +121,7 @@ class SimulatedJob:
 class SimulatedLink:
     """The link to one PD worker, which never fails: its stream always stands."""
 
-    attached = True
+    attached = open = True
     set_aside = False
 
     def __init__(
@@ -181,7 +181,6 @@ class SimulatedLink:
         return PDLoadReport(scheduler.num_running, scheduler.num_waiting, usage, 0.0, 0.0)
 
     # The stream stands, no worker fails, and nobody watches: there is nothing to do.
-    def reattach(self) -> None: ...
     def give_up(self, *, silent: bool = False) -> None: ...
     async def close(self) -> None: ...
 

@@ -9,11 +9,19 @@ import msgspec
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request import FunctionCall, MessageToolCall, OutputTokens, Role, TextPart
+from triptych.base.request import (
+    MAX_PARTS,
+    MAX_TEXT,
+    FunctionCall,
+    MessageToolCall,
+    OutputTokens,
+    Role,
+    TextPart,
+)
 from triptych.proxy.call.chat import ROLES, ChatCall, ChatMessage
+from triptych.proxy.call.json_text import check_depth, decode_text
 from triptych.proxy.call.tools import NO_TOOLS, CallForm, ToolChoice, ToolUse, tool_use
 from triptych.proxy.call.validation import (
-    check_depth,
     check_image_count,
     check_options,
     check_parts,
@@ -30,6 +38,7 @@ from triptych.proxy.openai.fields.sampling import (
     ContinueFinal,
     GenerationPrompt,
     ModelName,
+    Name,
     ParallelCalls,
     ProcessorOptions,
     ReturnTokenIds,
@@ -64,21 +73,21 @@ class ImageUrl(msgspec.Struct):
     """An http(s) or data: URL."""
 
     url: str
-    detail: str | None = None
+    detail: Name | None = None
 
 
 class ImageUrlBody(msgspec.Struct, tag="image_url"):
     """A picture. `uuid` is a client's own name for it; the content alone decides the key."""
 
     image_url: ImageUrl | str
-    uuid: str | None = None
+    uuid: Name | None = None
 
 
 class ImageBody(msgspec.Struct, tag="image"):
     """A picture by its URL."""
 
     image: str
-    uuid: str | None = None
+    uuid: Name | None = None
 
 
 class MediaUrl(msgspec.Struct):
@@ -91,7 +100,7 @@ class VideoUrlBody(msgspec.Struct, tag="video_url"):
     """A video. `uuid` as of a picture."""
 
     video_url: MediaUrl | str
-    uuid: str | None = None
+    uuid: Name | None = None
 
 
 class InputAudio(msgspec.Struct):
@@ -105,28 +114,29 @@ class InputAudioBody(msgspec.Struct, tag="input_audio"):
     """A sound. `uuid` as of a picture; the bytes decide the format."""
 
     input_audio: InputAudio
-    uuid: str | None = None
+    uuid: Name | None = None
 
 
 class AudioUrlBody(msgspec.Struct, tag="audio_url"):
     """A sound by its URL. `uuid` as of a picture."""
 
     audio_url: MediaUrl | str
-    uuid: str | None = None
+    uuid: Name | None = None
 
 
 PartBody = TextBody | RefusalBody | ImageUrlBody | ImageBody | VideoUrlBody | InputAudioBody | AudioUrlBody
 Content = str | tuple[TextPart | ItemPart, ...]
+Parts = Annotated[list[PartBody], Meta(max_length=MAX_PARTS)]
 
 
 class MessageBody(msgspec.Struct):
     """One message of the conversation; an assistant's may have calls in place of content."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[PartBody] | None = None
+    content: str | Parts | None = None
     name: str | None = None
     refusal: str | None = None
-    tool_calls: list[MessageToolCall] | None = None
+    tool_calls: Annotated[list[MessageToolCall], Meta(max_length=MAX_PARTS)] | None = None
     tool_call_id: str | None = None
     function_call: object = None
     audio: object = None
@@ -134,12 +144,21 @@ class MessageBody(msgspec.Struct):
     reasoning_content: str | None = None
     reasoning: str | None = None
 
+    @property
+    def parts(self) -> int:
+        """Its parts and its calls, and itself."""
+        parts = 0 if self.content is None or isinstance(self.content, str) else len(self.content)
+        return 1 + parts + len(self.tool_calls or ())
+
+
+Messages = Annotated[list[MessageBody], Meta(max_length=MAX_PARTS)]
+
 
 class ChatBody(SamplingBody, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: Annotated[
-        list[MessageBody], Meta(description="The conversation. Images are parts of a message's content.")
+        Messages, Meta(description="The conversation. Images are parts of a message's content.")
     ]
     model: ModelName = None
     stream: Stream = None
@@ -217,7 +236,7 @@ def call_of(
     in_range("n", body.n, 1, max_choices)
     if not body.messages:
         raise InvalidRequest("messages must hold at least one message", param="messages")
-    check_parts(len(body.messages))
+    check_parts(sum(message.parts for message in body.messages))
     messages = tuple(_message(index, item) for index, item in enumerate(body.messages))
     tools = NO_TOOLS
     if body.tools or body.tool_choice is not None:
@@ -246,7 +265,6 @@ def call_of(
         ),
         whole=not body.stream,
     )
-    check_parts(call.parts)
     check_text(call.text_length, "messages")
     check_image_count(len(call.items()), max_images)
     options = ChatReplyOptions(
@@ -303,10 +321,11 @@ def _tool_calls(body: MessageBody, path: str) -> tuple[MessageToolCall, ...]:
     calls = []
     for at, call in enumerate(body.tool_calls or ()):
         param = f"{path}.tool_calls[{at}].function.arguments"
-        arguments = call.function.parsed_arguments()
-        if arguments is None:
-            raise InvalidRequest(f"{param} must be a JSON object in a string", param=param)
-        check_depth(arguments, param)
+        arguments = call.function.arguments
+        if isinstance(arguments, str):
+            arguments = decode_text(arguments or "{}", dict[str, object], param, MAX_TEXT)
+        else:
+            check_depth(arguments, param)
         calls.append(MessageToolCall(FunctionCall(call.function.name, arguments), call.id))
     return tuple(calls)
 

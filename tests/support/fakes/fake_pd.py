@@ -15,7 +15,7 @@ import grpc
 
 from support.fakes.fake_workers import END_TOKEN, FIRST_TIME, TOKEN_NAMES, FakeWorker, choice_text
 from triptych.base.rpc.channels import INCARNATION_HEADER
-from triptych.pd_worker.server import Isolation
+from triptych.pd_worker.isolation import Isolation
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 
 
@@ -100,6 +100,11 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         self.attaches: list[pd_pb2.AttachRequest] = []
         self.requests: dict[str, FakeRequest] = {}
         self.refusals: list[common_pb2.Error] = []
+        #: Holds the answers to Submits while cleared.
+        self.door = asyncio.Event()
+        self.door.set()
+        #: Submits to come whose calls break, after they have been taken.
+        self.breaks = 0
         self.missing: dict[str, list[str]] = {}
         #: Items that it needs no embedding of, where the proxy asks.
         self.held: set[str] = set()
@@ -176,6 +181,7 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         ):
             error = common_pb2.Error(code="unavailable", message="set apart")
             return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_REFUSED, error=error)
+        await self.door.wait()
         if b"poison door" in request.messages:
             await self._end()
         if self.max_model_len and (tokens := tokens_of(request)) > self.max_model_len:
@@ -187,10 +193,14 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         held = FakeRequest(request)
         held.ready = {slot.plan.mm_hash for slot in request.items if slot.state == pd_pb2.ITEM_STATE_READY}
         earlier = self.requests.get(request.request_id)
-        if earlier is not None and earlier.task is not None:
-            earlier.task.cancel()
-        self.requests[request.request_id] = held
-        held.task = asyncio.create_task(self._serve(held))
+        if earlier is None or earlier.submit.attempt != request.attempt:
+            if earlier is not None and earlier.task is not None:
+                earlier.task.cancel()
+            self.requests[request.request_id] = held
+            held.task = asyncio.create_task(self._serve(held))
+        if self.breaks:
+            self.breaks -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the connection broke")
         return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_QUEUED)
 
     async def SetApart(self, request: pd_pb2.SetApartRequest, context: Any) -> pd_pb2.SetApartReply:

@@ -18,7 +18,6 @@ from support.fakes.fake_workers import picture, user
 from support.hostile.two_tenants import CHAT, FROM, A, B, TwoTenants, chat_body
 from support.processes.web import reply
 from support.waiting import until
-from triptych.proxy.http import endpoint
 from triptych.proxy.http.connections import ConnectionLimits
 
 MIB = 1 << 20
@@ -207,7 +206,7 @@ async def large_bodies(tenants: TwoTenants, large: tuple[str, bytes] = LARGE_CHA
     """The parsing thread is held, so that the order of what waits for it can be seen."""
     held = threading.Event()
     tenants.stack.callback(held.set)
-    endpoint._PARSER.submit(held.wait, 60.0)
+    tenants.cluster.dispatcher.parsers.thread.submit(held.wait, 60.0)
     tenants.held = held  # type: ignore[attr-defined]
     tenants.order = []  # type: ignore[attr-defined]
     for _ in range(14):
@@ -215,6 +214,17 @@ async def large_bodies(tenants: TwoTenants, large: tuple[str, bytes] = LARGE_CHA
     parser = tenants.cluster.quotas["parser"]
     await full(tenants, "parser")
     await until(lambda: len(parser._waiting.get(A, ())) == 13, "A's bodies before the parser")
+
+
+async def a_process_that_parses(tenants: TwoTenants) -> None:
+    tenants.stack.enter_context(tenants.cluster.quotas["parser-processes"].hold(A, 1))
+    for _ in range(3):
+        tenants.spawn(tenants.post(A, chat_body("x" * 2 * MIB)))
+    await full(tenants, "parser-processes")
+
+
+async def another_process(tenants: TwoTenants) -> None:
+    assert await tenants.post(B, chat_body("x" * 2 * MIB)) == 200
 
 
 async def a_body_between(tenants: TwoTenants) -> None:
@@ -345,6 +355,7 @@ SCENARIOS: dict[str, Scenario] = {
     "queries": Scenario(queries, another_query, {"max_queue": 8}),
     "query-turns": Scenario(queries, another_query),
     "parser": Scenario(large_bodies, a_body_between),
+    "parser-processes": Scenario(a_process_that_parses, another_process, {"max_body": 8 * MIB}),
     "replies": Scenario(unread_streams, small_requests, {"connections": PATIENT, "reply_memory": 2 * MIB}),
     "fetches": Scenario(slow_servers, a_picture_by_url, {"media_flags": LOCAL | {"media_fetches": 4}}),
     "look-ups": Scenario(

@@ -21,6 +21,7 @@ from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import RequestFinished
 from triptych.pd_worker.events.streams import EventStreams
 from triptych.pd_worker.server import PDServicer
+from triptych.pd_worker.turn_pool import TurnPool
 from triptych.protos import pd_pb2, pd_pb2_grpc
 
 QUEUED, REFUSED = pd_pb2.SubmitReply.STATUS_QUEUED, pd_pb2.SubmitReply.STATUS_REFUSED
@@ -107,7 +108,9 @@ async def s(request: pytest.FixtureRequest) -> AsyncIterator[Service]:
         server = make_server()
         port = server.add_insecure_port("127.0.0.1:0")
         options = getattr(request, "param", {})
-        servicer = PDServicer(engine, input_processor, streams, pool, queries, **options)
+        servicer = PDServicer(
+            engine, input_processor, streams, TurnPool(pool, 1), TurnPool(queries, 1), **options
+        )
         pd_pb2_grpc.add_PDServiceServicer_to_server(servicer, server)
         await server.start()
         try:
@@ -158,13 +161,35 @@ async def test_queries_above_their_number_are_refused_and_the_others_answered(s,
     assert not (await s.client.stub.Tokenize(pd_pb2.TokenizeRequest(), timeout=60)).HasField("error")
 
 
-async def test_a_repeated_submit_is_refused_and_does_the_first_no_harm(s: Service):
-    assert (await s.client.submit(s.client.message("r1", "x", attempt=2))).status == QUEUED
-    for attempt in (2, 1):
-        refused = await s.client.submit(s.client.message("r1", "x", attempt=attempt))
-        assert (refused.status, refused.error.param) == (REFUSED, "request_id")
+async def test_an_attempt_that_is_submitted_twice_is_taken_once_and_an_earlier_one_refused(s: Service):
+    for _ in range(2):
+        assert (await s.client.submit(s.client.message("r1", "x", attempt=2))).status == QUEUED
+    refused = await s.client.submit(s.client.message("r1", "x", attempt=1))
+    assert (refused.status, refused.error.param) == (REFUSED, "request_id")
     assert s.engine.submitted == ["r1"]
     assert (s.engine.cancelled, s.streams.unfinished) == ([], 1)
+
+
+async def test_an_attempt_that_is_submitted_again_while_it_is_prepared_gets_the_answer_of_the_first(
+    s: Service,
+):
+    s.input_processor.gate.clear()
+    first = s.client.stub.Submit(s.client.message("r1", "x"), timeout=30)
+    await asyncio.to_thread(s.input_processor.entered.wait, 10)
+    again = s.client.stub.Submit(s.client.message("r1", "x"), timeout=30)
+    first.cancel()
+    s.input_processor.gate.set()
+    assert (await again).status == QUEUED
+    assert s.engine.submitted == ["r1"]
+
+
+async def test_a_refusal_that_was_lost_is_given_again(s: Service):
+    s.input_processor.fault = InvalidRequest("no", param="stop")
+    for _ in range(2):
+        refused = await s.client.submit(s.client.message("r1", "x"))
+        assert (refused.status, refused.error.param) == (REFUSED, "stop")
+        s.input_processor.fault = None
+    assert s.engine.submitted == []
 
 
 async def test_an_attempt_that_has_ended_is_not_taken_a_second_time(s: Service):
@@ -174,10 +199,39 @@ async def test_an_attempt_that_has_ended_is_not_taken_a_second_time(s: Service):
     s.streams.deliver([_finished(done)])
     await s.client.until("finished")
     await s.client.stub.Cancel(pd_pb2.CancelRequest(proxy_id="proxy", request_ids=["cancelled"]))
+    replies = [await s.client.submit(s.client.message(name, "x")) for name in ("finished", "cancelled")]
+    assert [reply.status for reply in replies] == [QUEUED, REFUSED], "the end of the first is still sent"
+    assert s.engine.submitted == ["finished", "cancelled"]
     for request_id in ("finished", "cancelled"):
-        refused = await s.client.submit(s.client.message(request_id, "x"))
-        assert (refused.status, refused.error.param) == (REFUSED, "request_id")
         assert (await s.client.submit(s.client.message(request_id, "x", attempt=2))).status == QUEUED
+
+
+async def test_a_tenant_that_fills_the_input_threads_keeps_another_one_waiting_for_one_text(s: Service):
+    s.input_processor.gate.clear()
+    texts = [s.client.message(f"a{i}", "x") for i in range(20)]
+    for message in (*texts, other := s.client.message("b", "x")):
+        message.tenant = "b" if message is other else "a"
+    calls = [s.client.stub.Submit(message, timeout=60) for message in texts]
+    await until(lambda: s.streams.unfinished == 20)
+    calls.append(s.client.stub.Submit(other, timeout=60))
+    await until(lambda: s.streams.unfinished == 21)
+    s.input_processor.gate.set()
+    assert {(await call).status for call in calls} == {QUEUED}
+    assert s.engine.submitted.index("b") <= 2
+    assert [name for name in s.engine.submitted if name != "b"] == [f"a{i}" for i in range(20)]
+
+
+@pytest.mark.parametrize("s", [{"max_requests": 4}], indirect=True)
+async def test_a_tenant_that_fills_the_worker_leaves_others_their_share(s: Service):
+    def message(name: str, tenant: str) -> pd_pb2.SubmitRequest:
+        made = s.client.message(name, "x")
+        made.tenant = tenant
+        return made
+
+    statuses = [(await s.client.submit(message(f"a{i}", "a"))).status for i in range(5)]
+    assert statuses == [QUEUED] * 4 + [REFUSED]
+    statuses = [(await s.client.submit(message(f"b{i}", "b"))).status for i in range(3)]
+    assert statuses == [QUEUED] * 2 + [REFUSED]
 
 
 async def test_a_request_cancelled_while_it_is_tokenised_never_reaches_the_engine(s: Service):

@@ -26,6 +26,7 @@ from triptych.pd_worker.events.request_log import TokenTexts
 from triptych.pd_worker.events.streams import MESSAGE_BYTES, EventStreams
 from triptych.pd_worker.frontend.wire import MAX_KEYS, MAX_REQUESTS
 from triptych.pd_worker.server import PDServicer
+from triptych.pd_worker.turn_pool import TurnPool
 from triptych.protos import pd_pb2, pd_pb2_grpc
 from triptych.proxy.events import Lost
 from triptych.proxy.pd import link as pd_client
@@ -122,7 +123,7 @@ async def pair(texts: TokenTexts | None = None) -> AsyncIterator[Pair]:
     with ThreadPoolExecutor(1) as pool:
         grpc_server = make_server()
         port = grpc_server.add_insecure_port("127.0.0.1:0")
-        servicer = PDServicer(engine, None, streams, pool, pool)  # type: ignore[arg-type]
+        servicer = PDServicer(engine, None, streams, TurnPool(pool, 1), TurnPool(pool, 1))  # type: ignore[arg-type]
         pd_pb2_grpc.add_PDServiceServicer_to_server(servicer, grpc_server)
         await grpc_server.start()
         async with make_channel(f"127.0.0.1:{port}") as channel:

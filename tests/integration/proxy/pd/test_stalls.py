@@ -12,7 +12,7 @@ from support.fakes.fake_pd import FakePD
 from support.fakes.fake_workers import user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.proxy.pd import link, router
+from triptych.proxy.pd import router, stall_watch
 
 TEXT = user("count")
 STALL = 1.0
@@ -21,7 +21,7 @@ BEAT = 0.05
 
 @pytest.fixture(autouse=True)
 def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (link, router):
+    for module in (router, stall_watch):
         monkeypatch.setattr(module, "LOOK_SECONDS", 0.2)
 
 

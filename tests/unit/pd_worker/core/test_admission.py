@@ -18,7 +18,7 @@ from triptych.pd_worker.core.admission import (
     distinct_bytes,
 )
 from triptych.pd_worker.core.request_events import NewTokens
-from triptych.pd_worker.server import ARRIVAL_SECONDS, Isolation
+from triptych.pd_worker.isolation import ARRIVAL_SECONDS, Isolation
 
 
 def test_a_sum_above_the_capacity_is_refused_with_the_sizes_and_the_flag() -> None:

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from support.data.trained import tokenizer
-from triptych.base.errors import InvalidRequest
-from triptych.base.request import TemplateOptions
+from support.hostile.operations import operations
+from triptych.base.errors import ContextTooLong, InvalidRequest
+from triptych.base.request import Message, TemplateOptions, TextPart
 from triptych.base.types import ItemPlan
 from triptych.pd_worker.frontend.chat_template import ChatTemplate, parse_messages
 from triptych.pd_worker.frontend.prompt import PromptBuilder
@@ -330,3 +331,30 @@ def test_a_message_without_what_its_role_needs_is_refused(message):
     with pytest.raises(InvalidRequest, match="messages") as caught:
         tokens(raw(message))
     assert caught.value.param == "messages"
+
+
+def test_a_messages_slots_and_size_cost_the_same_however_long_its_text_is():
+    few, many = (
+        operations(
+            lambda text=text: (Message("user", text).slots, Message("user", [TextPart(text)]).characters)
+        )
+        for text in ("a b " * 2, "a b " * 50_000)
+    )
+    assert many == few
+
+
+def test_a_long_prompt_makes_the_interpreter_walk_over_none_of_its_tokens():
+    """The engine's thread wants the interpreter while a prompt is prepared in another one."""
+    prompts = builder(max_model_len=100_000)
+    few, many = (
+        operations(lambda text=text: prompts.build(raw(user(text, "", text)), [plan(3)]))
+        for text in ("a red dog " * 4, "a red dog " * 4000)
+    )
+    assert many < 1.2 * few
+
+
+def test_a_text_that_is_too_long_anyway_is_refused_before_it_is_rendered(monkeypatch):
+    prompts = builder(max_model_len=10)
+    monkeypatch.setattr(prompts, "_render", lambda *_: pytest.fail("it was rendered"))
+    with pytest.raises(ContextTooLong, match="1281 characters"):
+        prompts.build(raw(user("a" * 1281)), [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,8 @@ import pytest
 from triptych.base.engine_beat import SLOW_FACTOR
 from triptych.protos import pd_pb2
 from triptych.proxy.pd import router as module
-from triptych.proxy.pd.link import StallWatch
 from triptych.proxy.pd.router import PDRouter
+from triptych.proxy.pd.stall_watch import StallWatch
 from triptych.proxy.requests.instructions import EndAttempt, Submit
 
 LIMIT = 5.0
@@ -91,7 +92,7 @@ def test_a_proxy_that_was_suspended_itself_suspects_no_worker():
 class NotingLink:
     """A link to a worker that takes every request."""
 
-    attached, set_aside, in_flight = True, False, 0
+    attached, open, set_aside, in_flight = True, True, False, 0
 
     def __init__(self) -> None:
         self.address = "pd"
@@ -115,7 +116,7 @@ def make_request(attempt: int) -> Any:
         name="r",
         order=1,
         resumed=attempt > 1,
-        call=SimpleNamespace(prompt=(1,), encoder=None, sampling=SimpleNamespace(max_tokens=1)),
+        call=SimpleNamespace(tenant="", prompt=(1,), encoder=None, sampling=SimpleNamespace(max_tokens=1)),
         bound=SimpleNamespace(model_key="m"),
         content=SimpleNamespace(items=(), chain=()),
         lifecycle=SimpleNamespace(attempt=attempt, ended=False, items={}, output_token_ids=[]),
@@ -126,6 +127,7 @@ def make_request(attempt: int) -> Any:
         min_tokens=0,
         deadline=10.0,
         log_extra={},
+        sending=nullcontext(),
     )
 
 

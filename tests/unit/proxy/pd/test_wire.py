@@ -14,8 +14,8 @@ from triptych.pd_worker.events.streams import StreamMessage
 from triptych.protos import common_pb2, pd_pb2
 from triptych.proxy.call.chat import ChatCall, RawPrompt
 from triptych.proxy.events import Finished, Lost, RequestEvent
-from triptych.proxy.pd.link import FRESH_SECONDS, LoadReports
-from triptych.proxy.pd.router import min_tokens, takes, too_long
+from triptych.proxy.pd.lengths import min_tokens, takes, too_long
+from triptych.proxy.pd.load_reports import FRESH_SECONDS, LoadReports
 from triptych.proxy.pd.wire import deliver, worker_event
 from triptych.proxy.requests.instructions import ResumeState
 

@@ -1,0 +1,86 @@
+"""Threads of a PD worker that prepare input or answer queries, in turns between tenants."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from triptych.base.errors import Unavailable
+from triptych.base.least_service import TurnQueue
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    run: Callable[[], Any]
+    wanted: Callable[[], bool]
+    result: asyncio.Future[Any]
+
+
+class TurnPool:
+    """An executor of which so many `places` are used; belongs to one event loop.
+
+    What waits for a place is no thread's yet: the tenant whose work has taken least time is next.
+    """
+
+    def __init__(
+        self, executor: Executor, places: int, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._executor = executor
+        self._free = places
+        self._clock = clock
+        self._queue = TurnQueue[_Work]()
+        self._loop = asyncio.get_running_loop()
+
+    async def run(self, tenant: str, work: Callable[[], R], wanted: Callable[[], bool] = lambda: True) -> R:
+        """What `work` returns or raises in a thread. Unavailable where it is not `wanted` any more when its
+        turn comes; one whose caller is cancelled before is left out."""
+        result: asyncio.Future[R] = self._loop.create_future()
+        self._queue.put(tenant, _Work(work, wanted, result))
+        self._start()
+        return await result
+
+    def shutdown(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _start(self) -> None:
+        while self._free and self._queue:
+            tenant, work = self._queue.take()
+            if work.result.done():
+                continue
+            if not work.wanted():
+                work.result.set_exception(Unavailable("the request was cancelled before it began"))
+                continue
+            try:
+                future = self._executor.submit(work.run)
+            except RuntimeError:
+                work.result.set_exception(Unavailable("this worker is shutting down", retry_after=1.0))
+                continue
+            self._free -= 1
+            began = self._clock()
+            future.add_done_callback(
+                lambda done, tenant=tenant, work=work, began=began: self._tell(tenant, work, done, began)
+            )
+
+    def _tell(self, tenant: str, work: _Work, done: Future[Any], began: float) -> None:
+        """In the thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._end, tenant, work, done, self._clock() - began)
+
+    def _end(self, tenant: str, work: _Work, done: Future[Any], seconds: float) -> None:
+        self._free += 1
+        self._queue.charge(tenant, seconds)
+        if not work.result.done():
+            if done.cancelled():
+                work.result.cancel()
+            elif (error := done.exception()) is not None:
+                work.result.set_exception(error)
+            else:
+                work.result.set_result(done.result())
+        self._start()

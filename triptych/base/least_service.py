@@ -1,0 +1,79 @@
+"""Turns between tenants by least service, by arrival inside one. Pure values."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+#: Tenants that are remembered without a need: those whose service is no more than a new one begins with.
+_IDLE_TENANTS = 64
+
+
+class LeastService:
+    """The service that each tenant has had, in any unit: the one with the least is next.
+
+    Start-time fair queueing: whose work comes counts as served no less than the tenant that was next last, so
+    that nobody collects a claim while idle; what it has had above that is remembered. An empty name is a
+    tenant like any other.
+    """
+
+    def __init__(self) -> None:
+        self._service: dict[str, float] = {}
+        #: What the tenant that was next last had had then.
+        self._now = 0.0
+
+    def of(self, tenant: str) -> float:
+        return self._service.get(tenant, self._now)
+
+    def enter(self, tenant: str, served: Iterable[str] = ()) -> None:
+        """Work of the tenant has come; `served` are those that are being served meanwhile."""
+        self._now = max(self._now, min(map(self.of, served), default=self._now))
+        self._service[tenant] = max(self.of(tenant), self._now)
+        if len(self._service) > _IDLE_TENANTS:
+            self._service = {name: had for name, had in self._service.items() if had > self._now}
+
+    def charge(self, tenant: str, service: float) -> None:
+        """The tenant has had so much more."""
+        self._service[tenant] = self.of(tenant) + service
+
+    def next(self, tenants: Iterable[str]) -> str:
+        """The one of them that has had least, the first of equals; its work begins."""
+        tenant = min(tenants, key=self.of)
+        self.begin(tenant)
+        return tenant
+
+    def begin(self, tenant: str) -> None:
+        """Work of the tenant begins."""
+        self._now = max(self._now, self.of(tenant))
+
+
+class TurnQueue(Generic[T]):
+    """Things that wait, each for a turn of its tenant."""
+
+    def __init__(self) -> None:
+        self._service = LeastService()
+        self._waiting: dict[str, deque[T]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def put(self, tenant: str, thing: T) -> None:
+        if tenant not in self._waiting:
+            self._waiting[tenant] = deque()
+            self._service.enter(tenant)
+        self._waiting[tenant].append(thing)
+
+    def take(self) -> tuple[str, T]:
+        """The next one, and its tenant, which is to be charged for it."""
+        tenant = self._service.next(self._waiting)
+        things = self._waiting[tenant]
+        thing = things.popleft()
+        if not things:
+            del self._waiting[tenant]
+        return tenant, thing
+
+    def charge(self, tenant: str, service: float) -> None:
+        self._service.charge(tenant, service)
