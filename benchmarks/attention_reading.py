@@ -41,7 +41,7 @@ class Step:
         self._out = torch.empty(batch, heads * args["groups"], dim, dtype=dtype)
         self.nbytes = sum(pool.nbytes for pool in self._cache.pools)
         storage = self._cache.pools[0].untyped_storage()
-        self._plain = torch.empty(0, dtype=torch.float32).set_(storage)  # type: ignore[call-overload]
+        self._plain = torch.empty(0, dtype=torch.float32).set_(storage)
 
     def attend(self, instructions: int) -> None:
         for keys, values in zip(self._cache.keys, self._cache.values, strict=True):
