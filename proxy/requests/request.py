@@ -16,7 +16,7 @@ from triptych.base.metrics import ProxyMetrics
 from triptych.base.types import Usage
 from triptych.proxy.call.chat import ChatCall, Delta, Done, ItemTiming, Output, Started
 from triptych.proxy.call.validation import name_field, name_prompt
-from triptych.proxy.http.endpoint import CURRENT_DELIVERY
+from triptych.proxy.http.delivery import CURRENT_DELIVERY
 from triptych.proxy.ports import Link
 from triptych.proxy.quotas.quota import Quota, QuotaExceeded
 from triptych.proxy.requests.lifecycle import Lifecycle
