@@ -52,8 +52,8 @@ def chosen(module: nn.ModuleList) -> list[tuple[int, ...]]:
     return [layer.chosen for layer in module]
 
 
-def test_our_product_is_chosen_where_it_is_not_slower() -> None:
-    assert faster({1: (1.0, 2.0), 2: (2.0, 2.0), 4: (2.1, 2.0), 8: (1.9, 2.0)}) == (1, 2, 8)
+def test_our_product_is_chosen_where_it_is_not_clearly_slower() -> None:
+    assert faster({1: (1.0, 2.0), 2: (2.0, 2.0), 4: (2.3, 2.0), 8: (2.1, 2.0)}) == (1, 2, 8)
 
 
 @needs_kernels
