@@ -31,7 +31,7 @@ AUTO, OURS, ONEDNN = LINEAR_KERNELS = ("auto", "triptych", "onednn")
 #: By the name of a shape: those of ROWS that our kernel multiplies.
 Choice = Mapping[str, tuple[int, ...]]
 #: Weights that a measurement goes through, so that they come from memory, as in a step.
-_BYTES = 64 << 20
+_BYTES = 32 << 20
 _TIMES = 3
 #: Our call has the norm and the sum or SiLU in it too, which is worth about a tenth (docs/performance.md).
 _CLEARLY = 0.9
