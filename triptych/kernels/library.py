@@ -32,7 +32,7 @@ FLAGS = (
     *("-std=c++17", "-O3", "-shared", "-fPIC", "-ffp-contract=off", "-fvisibility=hidden"),
     *("-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized"),
 )
-_LIMIT_SECONDS = 180.0
+_LIMIT_SECONDS = 300.0
 _POLL_SECONDS = 0.2
 
 
