@@ -34,9 +34,9 @@ class Scheduler:
     """The scheduler of one engine; the caller alternates `schedule`, execution and `update`.
 
     Tenants are served in turns, the requests of one by arrival, resumed ones first. A request waits for room
-    for its items, then for these, then for blocks and, if it generates, a slot. It gets the blocks of its known
-    tokens when it starts, then one at a time. When none is left, or a tenant has nothing in the batch, a late
-    one is preempted and computed again later (`GivingWay`): the earliest goes on.
+    for its items, then for these, then for blocks and, if it generates, a slot. It gets the blocks of its
+    known tokens when it starts, then one at a time. When none is left, or a tenant has none in the batch, a
+    late one is preempted and computed again later (`GivingWay`): the earliest goes on.
 
     `cross` is set for an encoder-decoder model: a request then starts together with its cross table, which is
     written in the same step. With `overlap_prefill` what is left of a step goes to requests that wait for

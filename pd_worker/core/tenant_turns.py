@@ -37,6 +37,8 @@ class TenantTurns:
     def remove(self, tenant: str) -> None:
         """One of its requests has ended."""
         _take_one(self._here, tenant)
+        if not self._here:
+            self._service.rest()
 
     def start(self, tenant: str) -> None:
         """One of its requests enters the batch."""
