@@ -66,7 +66,7 @@ class TenantTurns:
         that are like it."""
         without = [tenant for tenant in tenants if not self.running(tenant)]
         left = without or tenants
-        if held in left:
+        if held is not None and held in left:
             return held
         return min(left, key=self._key)
 

@@ -174,13 +174,13 @@ async def test_a_tenant_that_fills_the_server_leaves_another_one_a_place_and_goe
         server.scripts = [hangs(5), hangs(5)]
         for name in ("a1", "a2", "a3"):
             message = client.message(name, "hello", temperature=0.0, ignore_eos=True, **long)
-            message.tenant = "a"
+            message.tenant = "a" * 16
             await client.submit(message)
         for name in ("a1", "a2"):
             half = await client.until(name, tokens=5)
         prompt = half.admitted.prompt_token_ids
         message = client.message("b", "hello", temperature=0.0, ignore_eos=True, **short)
-        message.tenant = "b"
+        message.tenant = "b" * 16
         await client.submit(message)
         assert (await client.until("b")).token_ids == expected(prompt, 4)
         assert server.calls[1].gone.is_set() and not server.calls[0].gone.is_set()
