@@ -18,13 +18,17 @@ PACKAGES := $(VENV)/.packages
 TOOLS  := .tools
 PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 
-.PHONY: serve test test-unit test-slow test-transformers test-vllm test-load-tools load-tools gpu tools images lint proto client bench install clean
+.PHONY: serve check install-proxy test test-unit test-slow test-transformers test-vllm test-load-tools load-tools gpu tools images lint proto client bench install clean
 
-$(PACKAGES): pyproject.toml constraints.txt
+define new_venv
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 	  "Python %s is too old: install 3.11 or newer and say PYTHON=python3.11" % sys.version.split()[0])'
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "python3-venv is missing: apt-get install python3-venv"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
+endef
+
+$(PACKAGES): pyproject.toml constraints.txt
+	$(new_venv)
 	$(BIN)/pip install -q $(PIP_TORCH_ARGS) "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python deploy/docker/requirements.py dev > $(VENV)/dev.txt
 	$(BIN)/pip install -q -c constraints.txt -e ".[worker,embedded,ray,cert,bench,otel]" -r $(VENV)/dev.txt
@@ -35,6 +39,24 @@ $(STAMP): $(PACKAGES) $(wildcard triptych/kernels/*.cpp triptych/kernels/*.h)
 	touch $@
 
 install: $(STAMP)
+
+# Enough for work in proxy/: no torch, no ray.
+$(VENV)/.proxy: pyproject.toml constraints.txt
+	$(new_venv)
+	$(BIN)/python deploy/docker/requirements.py dev-proxy > $(VENV)/dev-proxy.txt
+	$(BIN)/pip install -q -c constraints.txt -e ".[embedded,otel]" -r $(VENV)/dev-proxy.txt
+	touch $@
+
+install-proxy: $(VENV)/.proxy
+
+# The unit tests that name a module, in seconds: make check FILE=proxy/routing.py
+FILE ?=
+check: $(if $(wildcard $(VENV)/.proxy),$(VENV)/.proxy,$(STAMP))
+	@test -f "$(FILE)" || { echo "give a module of the product: make check FILE=proxy/routing.py"; exit 2; }
+	$(BIN)/ruff check $(FILE)
+	$(BIN)/ruff format --check $(FILE)
+	units=$$($(BIN)/python tests/tools/tests_of.py $(FILE)) && \
+	  $(BIN)/python -m pytest -q -n0 -m "not slow and not gpu" $(ARGS) $$units
 
 serve: $(STAMP)
 	@exec $(BIN)/triptych serve $(MODEL) $(ARGS)

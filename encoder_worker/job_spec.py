@@ -28,6 +28,8 @@ class JobSpec:
     re_encode: bool = False
     label: str = ""
     direct: bool = False
+    #: The digest of the tenant; empty where no keys are in use, and from older proxies.
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

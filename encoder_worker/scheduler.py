@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import enum
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+
+from triptych.encoder_worker.decode_places import DecodePlaces, Place
 
 
 class Stage(enum.Enum):
@@ -30,6 +33,10 @@ class EncoderItem:
     """The scheduling state of one item."""
 
     re_encode: bool = False
+    #: The digest of the key that waits for it; empty where no keys are in use.
+    tenant: str = ""
+    #: Its decode may take long, and has a process of its own.
+    heavy: bool = False
     #: Whether the item has been looked up in the store, its first stage; None: not begun.
     looked_up: bool | None = None
     stage: Stage = Stage.NO_MEDIA
@@ -41,6 +48,11 @@ class EncoderItem:
     permitted_at: int | None = field(default=None, init=False)
     #: The item has one of the `tower_credit` places, so that its pixels are kept.
     placed: bool = field(default=False, init=False)
+
+    @property
+    def place(self) -> Place:
+        """What it is decoded in."""
+        return Place.PROCESS if self.heavy else Place.THREAD
 
     @property
     def planned(self) -> bool:
@@ -83,6 +95,14 @@ class SchedulerCounts:
     prepared_bytes: int = 0
 
 
+@dataclass(eq=False, slots=True)
+class Errand:
+    """A file whose index is read, to divide a video; `begin` is its turn."""
+
+    tenant: str
+    begin: Callable[[], None]
+
+
 Item = TypeVar("Item", bound=EncoderItem)
 
 
@@ -90,9 +110,9 @@ class EncoderScheduler(Generic[Item]):
     """The scheduler of one encoder worker. It keeps items in order of arrival and alone changes their stage.
 
     `prepared_memory` bounds the bytes of prepared pixels, `batch_patches` the cost of one batch,
-    `preparations` the items in preprocessing at once, `tower_credit` the planned items that wait for the
-    tower with their pixels: proxies share it, but each has at least one, so more items may have permission.
-    Those without a place wait as if they had none.
+    `preparations` the items in preprocessing at once (see `DecodePlaces`), `tower_credit` the planned items
+    that wait for the tower with their pixels: proxies share it, but each has at least one, so more items may
+    have permission. Those without a place wait as if they had none.
 
     Pixels of items without a place may be dropped at any time, the oldest first. Those of items with one
     stay: otherwise two items could evict each other for ever. Permission does not raise the memory limit: an
@@ -106,7 +126,10 @@ class EncoderScheduler(Generic[Item]):
         self._tower_credit = tower_credit
         self._memory = prepared_memory
         self._batch_patches = batch_patches
-        self._preparations = preparations
+        self.places = DecodePlaces(preparations)
+        #: Bytes of decoded media, which count towards the memory of prepared pixels.
+        self.decoded_bytes: Callable[[], int] = lambda: 0
+        self._errands: dict[Errand, None] = {}
         self._items: dict[Item, None] = {}
         self._clock = itertools.count(1)
 
@@ -192,29 +215,77 @@ class EncoderScheduler(Generic[Item]):
             for item in sorted(able, key=lambda i: i.order)[:free]:
                 item.placed = True
 
-    def next_preparation(self) -> Item | None:
-        """The item to preprocess now: re-encodes first, then those that may run, then by arrival."""
-        if sum([item.stage is Stage.PREPARING for item in self._items]) >= self._preparations:
-            return None
+    def add_errand(self, errand: Errand) -> None:
+        """An errand waits for its turn."""
+        self._errands[errand] = None
+
+    def drop_errand(self, errand: Errand) -> None:
+        """It is over or not wanted any more; one that has begun keeps its place until `decoded`."""
+        self._errands.pop(errand, None)
+
+    def next_errand(self, now: float) -> Errand | None:
+        """The errand to begin now: of the tenant with the least seconds, then by arrival."""
+        able = [errand for errand in self._errands if self.places.may_begin(errand.tenant, Place.INDEX)]
+        errand = min(able, key=lambda each: self.places.seconds(each.tenant, now), default=None)
+        if errand is not None:
+            del self._errands[errand]
+            self.places.begin(errand, errand.tenant, Place.INDEX, now)
+        return errand
+
+    def next_preparation(self, now: float = 0.0) -> Item | None:
+        """The item to preprocess now: re-encodes first, then of the tenant with the least seconds of
+        decoding; of one tenant's, those that may run first, then by arrival."""
         waiting = [item for item in self._items if item.stage is Stage.MEDIA and item.looked_up]
+        able = {kind: self.places.may_begin(*kind) for kind in {(i.tenant, i.place) for i in waiting}}
+        waiting = [item for item in waiting if able[item.tenant, item.place]]
         if not waiting:
             return None
-        item = min(waiting, key=lambda i: (not i.re_encode, i.permitted_at is None, i.order))
+        seconds = {tenant: self.places.seconds(tenant, now) for tenant in {i.tenant for i in waiting}}
+        item = min(
+            waiting, key=lambda i: (not i.re_encode, seconds[i.tenant], i.permitted_at is None, i.order)
+        )
         item.stage = Stage.PREPARING
+        self.places.begin(item, item.tenant, item.place, now)
         return item
+
+    def decoded(self, work: Item | Errand, now: float = 0.0) -> float:
+        """Its thread has come to an end: the place is free, also of an item that has been removed before.
+
+        Returns the seconds that its tenant is charged; idempotent.
+        """
+        return self.places.end(work, now)
+
+    def too_heavy(self, item: Item) -> None:
+        """The item turned out to be heavy when its header was read: it waits for a place of that kind."""
+        item.heavy, item.stage = True, Stage.MEDIA
+
+    def preparing(self) -> list[Item]:
+        """Items that wait for their decode or are in it."""
+        return [item for item in self._items if item.stage in (Stage.MEDIA, Stage.PREPARING)]
 
     def prepared(self, item: Item, *, nbytes: int, cost: int) -> None:
         """The item's pixels are prepared; others' or its own are dropped where memory is short."""
+        self.decoded(item)
         item.stage = Stage.PREPARED
         item.nbytes, item.cost, item.prepared_at = nbytes, cost, next(self._clock)
         self._fill_places()
         self._make_room(item)
 
-    def _make_room(self, newest: Item) -> None:
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of pixels that are kept, or whose room is."""
+        return sum([item.nbytes for item in self._items if item.pinned])
+
+    def shrink(self) -> None:
+        """Drops pixels that need not be kept where decoded media have taken their room."""
+        self._make_room(None)
+
+    def _make_room(self, newest: Item | None) -> None:
         """Drops pixels, oldest first and the newest's own last, until held and reserved bytes fit."""
         no_media = Stage.NO_MEDIA
         holders = [i for i in self._items if i.stage is not no_media and i.prepared_at is not None]
-        over = sum([item.nbytes for item in holders]) - self._memory
+        decoded = self.decoded_bytes()
+        over = sum([item.nbytes for item in holders]) + decoded - self._memory
         if over <= 0:
             return
         others = [item for item in holders if item is not newest and not item.pinned]
@@ -224,7 +295,8 @@ class EncoderScheduler(Generic[Item]):
             if over <= 0:
                 return
         alone = len(holders) - len(others) == 1
-        if newest.has_pixels and not alone:
+        # What is decoded gives way to pixels that are kept: it would never end to prepare these again for it.
+        if newest is not None and newest.has_pixels and not alone and over > decoded:
             newest.drop_pixels()
 
     def next_media_request(self) -> Item | None:
@@ -233,7 +305,7 @@ class EncoderScheduler(Generic[Item]):
         if not lacking:
             return None
         item = min(lacking, key=lambda i: i.order)
-        held = sum(other.nbytes for other in self._items if other.pinned)
+        held = self.pinned_bytes
         if held and held + item.nbytes > self._memory:
             return None
         item.stage = Stage.REQUESTED

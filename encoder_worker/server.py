@@ -29,8 +29,8 @@ from triptych.encoder_worker.jobs.job import (
 )
 from triptych.encoder_worker.jobs.segments import SegmentPlanner
 from triptych.encoder_worker.jobs.table import JobStreams
+from triptych.encoder_worker.media.budget import MediaBudget
 from triptych.encoder_worker.media.formats import MAX_MEDIA_BYTES
-from triptych.encoder_worker.media.preparer import MediaBudget
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
 from triptych.protos.convert import error_to_proto, plan_to_proto, source_to_proto
 
@@ -40,6 +40,7 @@ _MAX_OPTIONS_CHARS = 64 << 10
 #: Longest fields that are stored or logged unchanged.
 _MAX_CHARS = {"job_id": 512, "request_id": 256, "label": 256, "salt": 1024, "failed_lease_token": 256}
 _DIGEST = re.compile(r"([0-9a-f]{40})?")
+_TENANT = re.compile(r"([0-9a-f]{16})?")
 
 
 def parse_job(job: encoder_pb2.EncodeJob, format: ItemFormat) -> JobSpec:
@@ -57,6 +58,8 @@ def parse_job(job: encoder_pb2.EncodeJob, format: ItemFormat) -> JobSpec:
         raise InvalidRequest("timeout: seconds that the job may take, above 0", param="timeout")
     if not _DIGEST.fullmatch(job.damaged_digest):
         raise InvalidRequest("damaged_digest: 40 lower-case hex characters", param="damaged_digest")
+    if not _TENANT.fullmatch(job.tenant):
+        raise InvalidRequest("tenant: 16 lower-case hex characters, or none", param="tenant")
     for field, limit in _MAX_CHARS.items():
         if len(getattr(job, field)) > limit:
             raise InvalidRequest(f"{field}: more than {limit} characters", param=field)
@@ -75,6 +78,7 @@ def parse_job(job: encoder_pb2.EncodeJob, format: ItemFormat) -> JobSpec:
         damaged_digest=job.damaged_digest,
         re_encode=job.re_encode,
         direct=job.direct,
+        tenant=job.tenant,
     )
 
 
@@ -196,10 +200,10 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             if self._splitter is None or spec.modality != "video":
                 return encoder_pb2.VideoSegments()
             async with asyncio.timeout(spec.timeout):
-                reservation = await self._media.acquire(spec.media_bytes)
+                reservation = await self._media.acquire(spec.media_bytes, spec.tenant)
                 try:
                     data = await _all_media(request_iterator, spec.media_bytes)
-                    ends, extra_rows = await self._splitter.ends(data, spec.processor_options)
+                    ends, extra_rows = await self._splitter.ends(data, spec.processor_options, spec.tenant)
                 finally:
                     reservation.release()
         except RequestError:
@@ -240,7 +244,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         """
         frames: list[bytes] = []
         missing = waiter.spec.media_bytes
-        reservation = await self._media.acquire(missing, first=waiter.spec.re_encode)
+        reservation = await self._media.acquire(missing, waiter.spec.tenant, first=waiter.spec.re_encode)
         now = asyncio.get_running_loop().time
         try:
             async with asyncio.timeout(None) as patience:
@@ -253,7 +257,9 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                         case "media":
                             if not missing and waiter.media_needed:
                                 waiter.media_needed, missing = False, waiter.spec.media_bytes
-                                reservation = await self._media.acquire(missing, first=True)
+                                reservation = await self._media.acquire(
+                                    missing, waiter.spec.tenant, first=True
+                                )
                             missing -= _checked_frame(request.media, missing)
                             frames.append(request.media)
                             if not missing:

@@ -26,12 +26,14 @@ from triptych.encoder_worker.job_spec import ItemFormat
 from triptych.encoder_worker.jobs.job import EncodeJob
 from triptych.encoder_worker.jobs.loop import JobLoop
 from triptych.encoder_worker.jobs.same_rows import SameRows
-from triptych.encoder_worker.jobs.segments import SegmentPlanner
+from triptych.encoder_worker.jobs.segments import ErrandPlaces, SegmentPlanner
 from triptych.encoder_worker.jobs.single_flight import JobSaves, SingleFlight
 from triptych.encoder_worker.jobs.table import EncodeJobs, JobBounds, JobMetrics, JobStreams
 from triptych.encoder_worker.loading import parameter_bytes
 from triptych.encoder_worker.media.audio import AudioLimits
-from triptych.encoder_worker.media.preparer import MediaBudget, Preparer
+from triptych.encoder_worker.media.budget import MediaBudget
+from triptych.encoder_worker.media.cost import slowness
+from triptych.encoder_worker.media.preparer import Preparer
 from triptych.encoder_worker.media.video import VideoLimits
 from triptych.encoder_worker.ranks.tower import DataParallelTower, RankMetrics, load_ranks
 from triptych.encoder_worker.scheduler import EncoderScheduler
@@ -106,14 +108,20 @@ class EncoderWorker:
         self.direct = transfer.direct if transfer.connector == "redis" else None
         memory = transfer.store if isinstance(transfer.store, MemoryStore) else None
         outputs = OutputCache(OUTPUT_CACHE_BYTES) if memory is None else memory
-        self._preparer = _preparer(config, encoder)
+        scheduler, changed = _scheduler(config), asyncio.Event()
+        #: Bytes of decoded media, which have their room beside the pixels that are kept.
+        self.decoded = MediaBudget(
+            config.prepared_memory, beside=lambda: scheduler.pinned_bytes, taken=scheduler.shrink
+        )
+        scheduler.decoded_bytes = lambda: self.decoded.nbytes
+        metrics.decoded_bytes.set_function(scheduler.decoded_bytes)
+        self._preparer = _preparer(config, encoder, self.decoded)
         self._engine = EncoderEngine(encoder, transfer, outputs, pacer, thread_per_batch=thread_per_batch)
         self._leases = _lease_keeper(store, identity, self._engine, lease_term)
         metrics.busy.set_function(self.beat.busy.share)
         metrics.leases_held.set_function(lambda: self._leases.held)
         count_graphs(encoder, metrics, identity.model_name)
         self._format = format = _item_format(identity, encoder)
-        scheduler, changed = _scheduler(config), asyncio.Event()
         job_metrics = JobMetrics(metrics, identity.model_name)
         self.jobs = EncodeJobs(
             JobBounds(unplanned_jobs=CREDIT_SLACK * config.plan_credit),
@@ -138,9 +146,11 @@ class EncoderWorker:
             changed=changed,
             producers=transfer.producers,
             same_rows=SameRows(store, config.embedding_ttl) if memory is None else None,
+            decoded=self.decoded,
         )
         self.media = MediaBudget(config.encoder_media_memory)
-        splitter = SegmentPlanner(self._preparer, self._engine, config.video_segment_frames)
+        places = ErrandPlaces(scheduler, job_metrics, changed)
+        splitter = SegmentPlanner(self._preparer, self._engine, config.video_segment_frames, places)
         self.servicer = EncoderServicer(streams, self.media, format, tracer, splitter)
 
     @property
@@ -210,12 +220,19 @@ class EncoderWorker:
         self._preparer.close()
 
 
-def _preparer(config: EncoderConfig, encoder: EncoderSide) -> Preparer:
+def _preparer(config: EncoderConfig, encoder: EncoderSide, decoded: MediaBudget) -> Preparer:
+    seconds = config.max_decode_seconds
     return Preparer(
         encoder,
         max_pixels=config.max_image_pixels,
-        audio=AudioLimits(config.max_audio_seconds),
-        video=VideoLimits(config.max_video_seconds, config.max_image_pixels, config.max_video_pixels),
+        audio=AudioLimits(config.max_audio_seconds, seconds),
+        video=VideoLimits(
+            config.max_video_seconds,
+            config.max_image_pixels,
+            config.max_video_pixels,
+            decode_seconds=seconds,
+        ),
+        decoded=decoded,
         threads=media_threads(config.decode_threads),
     )
 
@@ -270,6 +287,7 @@ async def run(config: EncoderConfig) -> None:
         use_threads(threads_of_rank(tower_threads(config.threads, config.cpus), config.encoder_data_parallel))
         starting = await asyncio.to_thread(start_lock, config)
         encoder, model = await asyncio.to_thread(load_ranks, config)
+        await asyncio.to_thread(slowness)
         starting.release()
         try:
             await _serve(config, encoder, model, process)

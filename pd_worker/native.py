@@ -20,6 +20,7 @@ from triptych.base.types import WorkerInfo
 from triptych.ec_connector.base import DirectTransfer, ECConnectorRole, ECConnectorScheduler, ECTransferConfig
 from triptych.ec_connector.factory import ECConnectorFactory
 from triptych.models.base import DecoderSide
+from triptych.models.checkpoint.quantized import check_decoder
 from triptych.models.checkpoint.support import check_supported, required_by_flags
 from triptych.models.identity import ModelIdentity
 from triptych.pd_worker.core.admission import Admission, SchedulerLimits
@@ -33,7 +34,7 @@ from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.pd_worker.engine import Engine, StepMetrics
 from triptych.pd_worker.events.request_log import PDTraces
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
-from triptych.pd_worker.frontend.grammar import GrammarCompiler
+from triptych.pd_worker.frontend.grammar import compiler_of
 from triptych.pd_worker.frontend.prompt import check_prompts
 from triptych.pd_worker.ranks.decoder_ranks import DecoderRanks
 from triptych.pd_worker.ranks.ranked_runner import OtherRanks, RankedRunner
@@ -74,6 +75,7 @@ def load_model(config: PDConfig, *, other_peak: int = 0) -> LoadedModel:
     `other_peak` is what another model in this process takes of the device while it computes.
     """
     check_supported(Path(config.model), required_by_flags(config))
+    check_decoder(Path(config.model))
     check_prompts(Path(config.model))
     if config.tensor_parallel == 1:
         return _load(config, None, other_peak)
@@ -164,7 +166,7 @@ class NativeWorker(PDWorker):
         producers = None if tracer is None else transfer.producers
         self.connect(
             engine,
-            GrammarCompiler(model.tokenizer, model.defaults.eos_token_ids),
+            compiler_of(config, model.tokenizer, model.defaults.eos_token_ids),
             engine.beat,
             functools.partial(load_report, metrics, config.embedding_memory),
             two_prompts=None

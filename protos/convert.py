@@ -126,7 +126,7 @@ def format_from_proto(message: common_pb2.OutputFormat) -> OutputFormat | None:
         case "json_object":
             return OutputFormat("json_object") if message.json_object else None
         case "json_schema":
-            return OutputFormat("json_schema", message.json_schema)
+            return OutputFormat("json_schema", message.json_schema, open=message.open)
         case "regex":
             return OutputFormat("regex", message.regex)
         case "choices":
@@ -138,7 +138,7 @@ def format_to_proto(form: OutputFormat) -> common_pb2.OutputFormat:
     if form.kind == "json_object":
         return common_pb2.OutputFormat(json_object=True)
     if form.kind == "json_schema":
-        return common_pb2.OutputFormat(json_schema=form.text)
+        return common_pb2.OutputFormat(json_schema=form.text, open=form.open)
     if form.kind == "regex":
         return common_pb2.OutputFormat(regex=form.text)
     return common_pb2.OutputFormat(choices=common_pb2.TextChoices(texts=form.choices))

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from triptych.base.errors import RETRY_AFTER, DeadlineExceeded, Overloaded, Unavailable
 from triptych.proxy.call.chat import ChatCall
+from triptych.proxy.call.prompt_length import check_characters, check_prompt_length
 from triptych.proxy.call.validation import fit
 from triptych.proxy.events import Fetched
 from triptych.proxy.media.source import MediaSource
@@ -96,7 +97,9 @@ class RequestAdmission:
         RequestError where it cannot be served, or not now.
         """
         self._check_draining()
-        call = fit(call, self._pool.kind(self._pool.resolve_model(call.model)))
+        model = self._pool.resolve_model(call.model)
+        call = fit(call, self._pool.kind(model))
+        check_prompt_length(call, self._pool.limits_of(model))
         places, answers = self._quotas["requests"], min(call.n, self._quotas["requests"].spec.capacity)
         if call.continues and not places.fits(call.tenant, answers):
             return call, places.hold(call.tenant)  # it was admitted with its first part
@@ -138,6 +141,10 @@ class RequestAdmission:
         for request in choices.requests:
             request.binding, request.split = first.binding, first.split
         return Fetched(params, self._clock() - started, tuple(titles.values()))
+
+    def check_length(self, model: str, characters: int, param: str) -> None:
+        """ContextTooLong for a text of more tokens than the model takes, however they are cut."""
+        check_characters(characters, self._pool.limits_of(model), param)
 
     @asynccontextmanager
     async def query(self) -> AsyncIterator[None]:

@@ -34,6 +34,7 @@ from triptych.proxy.http.endpoint import CURRENT_DELIVERY
 from triptych.proxy.http.refusals import CURRENT_ARRIVAL
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.media.source import MediaSource
+from triptych.proxy.parsing.parsers import Parsers
 from triptych.proxy.pd.router import PDRouter
 from triptych.proxy.ports import Link, Transport
 from triptych.proxy.quotas.quota import Hold
@@ -77,6 +78,8 @@ class Dispatcher:
         videos: VideoSegments | None = None,
     ) -> None:
         self.quotas = quotas or QuotaTable(quota_specs(ProxyConfig(max_queue=max_queue)))
+        #: What makes requests of clients' bytes, for both doors.
+        self.parsers = Parsers(self.quotas["parser"], self.quotas["parser-processes"])
         self._pool = pool
         self._metrics = metrics
         self._clock = clock
@@ -169,6 +172,7 @@ class Dispatcher:
         await self.jobs.close()
         await self._router.close()
         self._media.close()
+        await self.parsers.close()
 
     async def chat(self, call: ChatCall) -> AsyncGenerator[list[Output], None]:
         """The request's output in batches, the last one ending with Done; RequestError when it fails.

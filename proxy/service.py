@@ -41,7 +41,7 @@ from triptych.proxy.encoders.encoder_client import open_stream
 from triptych.proxy.encoders.video_splitter import VideoSplitter
 from triptych.proxy.grpc.admission import GrpcAdmission, add_reflection, server_options
 from triptych.proxy.grpc.connections import GrpcConnections
-from triptych.proxy.grpc.server import ProxyServicer
+from triptych.proxy.grpc.server import ProxyServicer, parses_of
 from triptych.proxy.http.connections import ConnectionLimits, raise_file_limit
 from triptych.proxy.http.endpoint import BodyMiddleware, DeliveryMiddleware
 from triptych.proxy.http.peers import TrustedProxies
@@ -229,15 +229,19 @@ class ProxyProcess:
         config = self.config
         connections = GrpcConnections(self.quotas["grpc-connections"], self.trusted)
         admission = GrpcAdmission(
-            self.quotas, self.authenticator, self.refusals, connections=connections, tracer=self.tracer
+            self.quotas,
+            self.authenticator,
+            self.refusals,
+            self.dispatcher.parsers,
+            parses_of(
+                max_images=config.max_images,
+                timeout=config.request_timeout,
+                max_choices=config.max_choices,
+            ),
+            connections=connections,
+            tracer=self.tracer,
         )
-        servicer = ProxyServicer(
-            self.dispatcher,
-            self.pool,
-            max_images=config.max_images,
-            timeout=config.request_timeout,
-            max_choices=config.max_choices,
-        )
+        servicer = ProxyServicer(self.dispatcher, self.pool)
         server = self.grpc = make_server(interceptors=[admission], options=server_options(self.quotas))
         proxy_pb2_grpc.add_ProxyServiceServicer_to_server(servicer, server)
         add_reflection(server)

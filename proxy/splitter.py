@@ -58,7 +58,9 @@ class SplitItem:
 class VideoSegments(Protocol):
     """Divides videos into items."""
 
-    async def segments(self, video: SplitItem, namespace: str, salt: str) -> Sequence[VideoSegment]:
+    async def segments(
+        self, video: SplitItem, namespace: str, salt: str, tenant: str = ""
+    ) -> Sequence[VideoSegment]:
         """The segments of a video; empty where it is one item."""
 
 
@@ -101,8 +103,7 @@ async def split_encoder_prompt(
     call: ChatCall, encoder: EncoderPrompt, namespace: str, loader: MediaSource
 ) -> SplitRequest:
     """One item for the encoder. Requests about the same one go to the PD worker that has read it."""
-    if isinstance(encoder.source, str):
-        check_text(len(encoder.source), encoder.param)
+    check_text(_length(encoder.source) + _length(call.prompt), encoder.param)
     item = await hashed_item(
         call,
         namespace,
@@ -112,6 +113,13 @@ async def split_encoder_prompt(
         encoder.modality,
     )
     return SplitRequest(b"", (item,), prompt_chain(call, call.prompt or (), item.mm_hash))
+
+
+def _length(prompt: object) -> int:
+    """Characters of a prompt: a token id has the bytes of two at most, and a file is no text."""
+    if isinstance(prompt, str):
+        return len(prompt)
+    return 2 * len(prompt) if isinstance(prompt, tuple) else 0
 
 
 async def load_encoder_prompt(encoder: EncoderPrompt, hold: MediaHold, loader: MediaSource) -> ItemMedia:
@@ -136,7 +144,7 @@ async def slot_items(
     item = await make_item(call, namespace, part, loader, message)
     if videos is None or not isinstance(part, VideoPart):
         return [item]
-    segments = await videos.segments(item, namespace, call.salt)
+    segments = await videos.segments(item, namespace, call.salt, call.tenant)
     if not segments:
         return [item]
     options = [{**item.options, SEGMENT: list(segment[:3])} for segment in segments]

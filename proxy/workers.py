@@ -245,6 +245,11 @@ class KnownWorkers:
                 self.unbound -= 1
         return Binding(model_key, self.namespace(model_key) or "")
 
+    def limits_of(self, model: str) -> list[int]:
+        """`max_model_lens` of the key that a new request for the model is bound to."""
+        key = self.model_key(model)
+        return [] if key is None else self.max_model_lens(key)
+
     def max_model_lens(self, model_key: str) -> list[int]:
         """The limits of all known PD workers of the key, live or not; 0 where one names none."""
         infos = [worker.info for worker in self.workers.values() if worker.info.pool == "pd"]

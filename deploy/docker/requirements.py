@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -14,8 +15,18 @@ def requirements(pyproject: str, extras: list[str]) -> list[str]:
     """The requirements of the project and of its `extras`, or groups."""
     told = tomllib.loads(pyproject)
     project = told["project"]
-    optional: dict[str, list[str]] = project["optional-dependencies"] | told["dependency-groups"]
-    return [*project["dependencies"], *(line for extra in extras for line in optional[extra])]
+    groups: dict[str, list[str | dict[str, str]]] = (
+        project["optional-dependencies"] | told["dependency-groups"]
+    )
+
+    def lines(name: str) -> Iterator[str]:
+        for line in groups[name]:
+            if isinstance(line, str):
+                yield line
+            else:
+                yield from lines(line["include-group"])
+
+    return [*project["dependencies"], *(line for extra in extras for line in lines(extra))]
 
 
 if __name__ == "__main__":

@@ -14,7 +14,10 @@ from triptych.base.types import EmbeddingSource, ItemPlan
 from triptych.ec_connector.base import EncoderOutput
 from triptych.encoder_worker.engine import TowerItem
 from triptych.encoder_worker.job_spec import JobSpec
-from triptych.encoder_worker.media.preparer import MediaReservation, VerifiedMedia
+from triptych.encoder_worker.media.budget import MediaReservation
+from triptych.encoder_worker.media.preparer import VerifiedMedia
+from triptych.encoder_worker.media.shared_clips import ClipHold
+from triptych.encoder_worker.media.work import DecodeWork
 from triptych.encoder_worker.scheduler import EncoderItem
 from triptych.models.base import PreparedItem
 
@@ -131,7 +134,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Keep-alive: the tower makes progress on other items, this one is still queued."""
+    """Keep-alive: tower or decoders make progress on other items, or decoders on this one."""
 
 
 JobEvent = Planned | Ready | MediaNeeded | Waits | Failed
@@ -202,6 +205,10 @@ class EncodeJob(EncoderItem):
     #: Verified media that wait for preprocessing, and their room in the budget.
     media: VerifiedMedia | None = None
     media_reservation: MediaReservation | None = None
+    #: What it holds of the decoder that it shares with other parts of its video.
+    clip: ClipHold | None = None
+    #: The decode under way.
+    decode: DecodeWork | None = None
     #: The stream that was asked to send the media again.
     media_sender: Waiter | None = None
     prepared: PreparedItem | None = None
@@ -261,6 +268,17 @@ class EncodeJob(EncoderItem):
         if reservation is not None:
             reservation.release()
 
+    def end_decode(self) -> None:
+        """Nobody waits: the decode under way ends, with its process unless others share it."""
+        if self.decode is not None:
+            self.decode.cancel()
+        self.drop_clip()
+
+    def drop_clip(self) -> None:
+        clip, self.clip = self.clip, None
+        if clip is not None:
+            clip.release()
+
     def drop_pixels(self) -> None:
         EncoderItem.drop_pixels(self)
         self.prepared = self.output = None
@@ -284,9 +302,9 @@ class EncodeJob(EncoderItem):
         )
 
     def send_waits(self) -> None:
-        """Sends `Waits` to all streams that have permission."""
+        """Sends `Waits` to the streams that have permission, or all while there is no plan."""
         for waiter in self.waiters:
-            if waiter.permitted and not waiter.ended:
+            if (waiter.permitted or self.plan is None) and not waiter.ended:
                 waiter.send(Waits())
 
     def answer_direct(self) -> None:

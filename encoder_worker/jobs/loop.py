@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Coroutine, Sequence
 
-from triptych.base.errors import InternalError, RequestError
+from triptych.base.errors import InternalError, RequestError, Unavailable
 from triptych.base.log import short
 from triptych.base.tracing.context import Producers
 from triptych.base.types import SEGMENT
@@ -18,7 +18,9 @@ from triptych.encoder_worker.jobs.job import EncodeJob, Failed
 from triptych.encoder_worker.jobs.same_rows import SameRows
 from triptych.encoder_worker.jobs.single_flight import JobSaves, SingleFlight
 from triptych.encoder_worker.jobs.table import EncodeJobs, JobMetrics, JobStreams
+from triptych.encoder_worker.media.budget import MediaBudget
 from triptych.encoder_worker.media.preparer import Preparer
+from triptych.encoder_worker.media.work import Abandoned, TooHeavy
 from triptych.encoder_worker.scheduler import EncoderScheduler
 
 
@@ -46,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 #: Least seconds between two `Waits` to a proxy, far below the proxy's timeout for them.
 WAITS_SECONDS = 1.0
+#: Seconds between two `Waits` for jobs that wait for their decode or are in it, likewise.
+DECODING_SECONDS = 10.0
 #: The tower pauses while saves of more bytes are under way.
 SAVING_BYTES = 256 << 20
 
@@ -69,7 +73,9 @@ class JobLoop:
         changed: asyncio.Event,
         producers: Producers | None = None,
         same_rows: SameRows | None = None,
+        decoded: MediaBudget | None = None,
     ) -> None:
+        self._decoded = decoded
         self._same_rows = same_rows
         self._jobs = jobs
         self._scheduler = scheduler
@@ -90,6 +96,7 @@ class JobLoop:
     def start(self) -> None:
         """Starts the loop."""
         self._tasks.start(self._run())
+        self._tasks.start(self._keep_alive())
 
     async def stop(self) -> None:
         """Cancels the loop and the tasks that it has started."""
@@ -103,7 +110,9 @@ class JobLoop:
             try:
                 while (job := scheduler.next_look_up()) is not None:
                     self._tasks.start(self._look_up(job))
-                while (job := scheduler.next_preparation()) is not None:
+                while (errand := scheduler.next_errand(time.monotonic())) is not None:
+                    errand.begin()
+                while (job := scheduler.next_preparation(time.monotonic())) is not None:
                     self._tasks.start(self._prepare(job))
                 while (job := scheduler.next_media_request()) is not None:
                     self._streams.request_media(job)
@@ -112,7 +121,10 @@ class JobLoop:
                     self._tower_busy = True
                     self._tasks.start(self._encode(batch))
                     self._changed.set()  # for the items that now have the places of the batch
+                if self._decoded is not None:
+                    self._decoded.serve()  # pixels that were kept may have gone
                 self._metrics.gauges(scheduler.counts())
+                self._metrics.places(scheduler.places)
             except Exception:
                 logger.exception("a decision of the encoder's scheduler could not be carried out")
 
@@ -130,21 +142,43 @@ class JobLoop:
             self._scheduler.prepared(job, nbytes=kept.plan.nbytes, cost=0)
         self._changed.set()
 
+    async def _keep_alive(self) -> None:
+        """Tells the proxies of jobs without a plan that decoders work: each decode has a deadline."""
+        while True:
+            await asyncio.sleep(DECODING_SECONDS)
+            for job in self._scheduler.preparing():
+                job.send_waits()
+
     async def _prepare(self, job: EncodeJob) -> None:
         media, reservation = job.pop_media()
         assert media is not None
         segment = SEGMENT in media.options
         start = job.prepare_started = time.monotonic()
+        place = job.place
+        decode = job.decode = self._preparer.work(tenant=job.tenant, heavy=job.heavy)
         try:
-            prepared = await self._preparer.prepare(media)
+            prepared = await self._preparer.prepare(media, decode, job.clip)
             plan = self._format.plan(job.mm_hash, prepared)
+        except TooHeavy:
+            if not job.ended:
+                # It keeps its room, and waits for a place where its decode can be ended.
+                job.media, job.media_reservation, reservation = media, reservation, None
+                self._scheduler.too_heavy(job)
+            return
         except Exception as error:
             self._jobs.end(job, self._refused(job, error))
             return
         finally:
             del media
+            job.decode = None
+            if job.media is None:
+                job.drop_clip()
             if reservation is not None:
                 reservation.release()
+            self._metrics.decoded(self._scheduler.decoded(job, time.monotonic()), place)
+            if decode.cancelled:
+                self._metrics.abandoned()
+            self._changed.set()
         if job.ended:
             return
         job.prepared = prepared
@@ -158,6 +192,8 @@ class JobLoop:
         self._changed.set()
 
     def _refused(self, job: EncodeJob, error: Exception) -> Failed:
+        if isinstance(error, Abandoned):
+            return Failed(Unavailable("the item's decode was ended", retry_after=1), retryable=True)
         if isinstance(error, RequestError):
             return Failed(error, retryable=error.status >= 500)
         logger.error("preprocessing of %s failed", short(job.mm_hash), exc_info=error, extra=job.log_extra)

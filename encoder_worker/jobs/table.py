@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 from triptych.base.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestError, Unavailable
 from triptych.base.metrics import EncoderMetrics
+from triptych.encoder_worker.decode_places import DecodePlaces, Place
 from triptych.encoder_worker.engine import BatchDone
 from triptych.encoder_worker.job_spec import JobSpec
 from triptych.encoder_worker.jobs.job import EncodeJob, Failed, JobEvent, JobTrace, Ready, StreamTrace, Waiter
-from triptych.encoder_worker.media.preparer import MediaReservation, Preparer
+from triptych.encoder_worker.media.budget import MediaReservation
+from triptych.encoder_worker.media.preparer import Preparer
 from triptych.encoder_worker.scheduler import EncoderScheduler, SchedulerCounts, Stage
 from triptych.registry.leases import LeaseKeeper
 
@@ -49,6 +51,19 @@ class JobMetrics:
     def already_stored(self) -> None:
         """Counts a job whose embedding was in the store already."""
         self._metrics.already_stored.inc()
+
+    def decoded(self, seconds: float, place: Place) -> None:
+        """Counts a decode that has ended, for whatever reason."""
+        self._metrics.decode_seconds.labels(self._model_name, place.value).inc(seconds)
+
+    def abandoned(self) -> None:
+        """Counts a decode that was ended since nobody waited for it any more."""
+        self._metrics.decodes_abandoned.inc()
+
+    def places(self, places: DecodePlaces) -> None:
+        """Sets the gauges of decodes under way."""
+        for place in Place:
+            self._metrics.decodes.labels(self._model_name, place.value).set(places.used(place))
 
     def failed(self, error: RequestError) -> None:
         """Counts a failed job or stream."""
@@ -114,7 +129,12 @@ class EncodeJobs:
         job = self._jobs.get(spec.mm_hash)
         self._check_room(spec, job)
         if job is None:
-            job = self._jobs[spec.mm_hash] = EncodeJob(mm_hash=spec.mm_hash, started=time.monotonic())
+            job = self._jobs[spec.mm_hash] = EncodeJob(
+                mm_hash=spec.mm_hash,
+                started=time.monotonic(),
+                tenant=spec.tenant,
+                heavy=spec.modality == "video",
+            )
             self._scheduler.add(job)
             self._empty.clear()
         job.re_encode = job.re_encode or spec.re_encode
@@ -155,6 +175,7 @@ class EncodeJobs:
             job.trace.end(job)
         del self._jobs[job.mm_hash]
         job.drop_media()
+        job.end_decode()
         self._scheduler.remove(job)
         self._leases.drop(job.mm_hash)
         self._changed.set()
@@ -234,6 +255,9 @@ class JobStreams:
             reservation.release()
             return
         job.media, job.media_reservation, job.media_sender = media, reservation, None
+        if media is not None:
+            job.drop_clip()
+            job.clip = self._preparer.hold(media)
         self._scheduler.media_arrived(job)
         self._changed.set()
 
@@ -261,9 +285,11 @@ class JobStreams:
         if job.stage is not Stage.ENCODING:
             if not job.waiters:
                 self._jobs.forget(job)
-            elif not job.permitted:
-                job.queued_since = 0.0
-                self._scheduler.withdraw(job)
+            else:
+                job.tenant = job.waiters[0].spec.tenant
+                if not job.permitted:
+                    job.queued_since = 0.0
+                    self._scheduler.withdraw(job)
         self._changed.set()
 
     def request_media(self, job: EncodeJob) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import logging
+import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,12 +18,15 @@ import soxr
 from blake3 import blake3
 
 from triptych.base.errors import InvalidRequest, TooLarge
-from triptych.encoder_worker.media.decoder_process import DecoderProcess
+from triptych.encoder_worker.media.cost import sound_seconds
+from triptych.encoder_worker.media.decoder_process import DecoderProcess, package_root
+from triptych.encoder_worker.media.work import CHEAP_SECONDS, DecodeWork
 
 logger = logging.getLogger(__name__)
 
 #: Containers that may be decoded, of the two dozen that libsndfile knows: untrusted bytes reach no others.
 FORMATS = ("WAV", "WAVEX", "FLAC", "OGG", "MP3", "MPEG")
+_LOSSLESS = ("WAV", "WAVEX", "FLAC")
 _NAMES = "WAV, FLAC, MP3, Ogg (Vorbis, Opus), M4A or WebM"
 _CHANNELS = 8
 _RATES = (1000, 192_000)
@@ -28,6 +34,11 @@ _RATES = (1000, 192_000)
 _LOUDEST = float(1 << 32)
 #: Frames decoded at a time.
 _BLOCK = 1 << 16
+#: Host memory that a second takes until its features are computed, and bytes of a file that a second has at
+#: the least, where no header says how long it is.
+_BYTES_PER_SECOND, _LEAST_BYTES = 512 << 10, 2000
+#: CPU seconds after which a thread gives a file up whose header says that it is decoded in `CHEAP_SECONDS`.
+_LIAR_SECONDS = 8 * CHEAP_SECONDS
 
 
 @dataclass(frozen=True)
@@ -35,35 +46,71 @@ class AudioLimits:
     """Limits of one decoded file."""
 
     seconds: float = 1800.0
-    decode_seconds: float = 120.0
+    decode_seconds: float = 30.0
 
 
 class MediaAudio:
-    """One item's file; see `triptych.models.audio.AudioFile`."""
+    """One item's file; see `triptych.models.audio.AudioFile`. TooHeavy for one that is no `work` of a thread.
 
-    def __init__(self, data: bytes, limits: AudioLimits) -> None:
+    The header is read at once: other files' features are not waited for by work that cannot be ended.
+    """
+
+    def __init__(self, data: bytes, limits: AudioLimits, work: DecodeWork | None = None) -> None:
         self._data = data
         self._limits = limits
+        self._work = work
+        self._nbytes = 0
+        #: libsndfile decodes it, in a process if that takes long.
+        self._long = False
+        if work is not None:
+            self._expect(work)
+
+    def _expect(self, work: DecodeWork) -> None:
+        seconds, self._long, took = self._limits.seconds, False, CHEAP_SECONDS * 2
+        if is_audio(self._data):
+            header = sound_header(self._data, self._limits)
+            seconds = min(seconds, header.frames / header.rate)
+            took = sound_seconds(
+                int(seconds * header.rate), header.channels, len(self._data), lossy=header.lossy
+            )
+            self._long = took > CHEAP_SECONDS
+        elif is_container(self._data):
+            # Nobody knows its length; this is what sound has at the least.
+            seconds = min(seconds, len(self._data) / _LEAST_BYTES)
+        else:
+            return
+        work.expect("audio", took, 0)
+        self._nbytes = int(seconds * _BYTES_PER_SECOND)
 
     @functools.cached_property
     def digest(self) -> str:
         return blake3(self._data).hexdigest()
 
     def waveform(self, rate: int) -> np.ndarray:
-        return decode_audio(self._data, rate, self._limits)
+        work = self._work
+        if work is None:
+            return decode_audio(self._data, rate, self._limits)
+        work.check()
+        work.hold(self._nbytes)
+        if self._long:
+            with SamplesProcess(self._data, rate, self._limits, work) as process:
+                return process.waveform()
+        return decode_audio(self._data, rate, self._limits, work)
 
 
-def decode_audio(data: bytes, rate: int, limits: AudioLimits) -> np.ndarray:
+def decode_audio(data: bytes, rate: int, limits: AudioLimits, work: DecodeWork | None = None) -> np.ndarray:
     """float32 [samples] at `rate`: the mean of the channels, resampled by soxr's high quality.
 
     TooLarge beyond the limits; InvalidRequest(param "audio") for unknown formats, for files without a
     sample and for damaged ones. The messages never repeat the decoder's.
     """
     if is_container(data):
-        with SoundProcess(data, limits) as process:
+        with SoundProcess(data, limits, work) as process, process.question(work):
             parts = list(_resampled(process.blocks(), process.rate, rate))
     elif is_audio(data):
-        parts = _decoded(data, rate, limits)
+        # The header said that it takes no time: what does nevertheless is not what it says.
+        longest = _LIAR_SECONDS if work is not None and not work.heavy else math.inf
+        parts = _decoded(data, rate, limits, longest)
     else:
         raise _refused(f"not a {_NAMES} file; send one of these formats")
     waveform = np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
@@ -97,9 +144,9 @@ class SoundProcess(DecoderProcess):
     noun: ClassVar[str] = "audio"
     format: ClassVar[str] = "M4A"
 
-    def __init__(self, data: bytes, limits: AudioLimits) -> None:
-        given = {"seconds": limits.seconds, "channels": _CHANNELS}
-        super().__init__(data, {**given, "min_rate": _RATES[0], "max_rate": _RATES[1]}, limits.decode_seconds)
+    def __init__(self, data: bytes, limits: AudioLimits, work: DecodeWork | None = None) -> None:
+        given = {"seconds": limits.seconds, "channels": _CHANNELS, "min_rate": _RATES[0]}
+        super().__init__(data, {**given, "max_rate": _RATES[1]}, limits.decode_seconds, work)
 
     @functools.cached_property
     def rate(self) -> int:
@@ -117,11 +164,50 @@ class SoundProcess(DecoderProcess):
             raise self.refused(mark)
 
 
-def _decoded(data: bytes, rate: int, limits: AudioLimits) -> list[np.ndarray]:
+class SamplesProcess(DecoderProcess):
+    """The waveform of a file that libsndfile takes long to decode. To be closed."""
+
+    noun: ClassVar[str] = "audio"
+    format: ClassVar[str] = "WAV"
+    program: ClassVar[str] = "media_decoder.py"
+    needs: ClassVar[tuple[str, str]] = ("soundfile", "triptych")
+
+    def __init__(self, data: bytes, rate: int, limits: AudioLimits, work: DecodeWork) -> None:
+        self._work = work
+        given = {"rate": rate, "seconds": limits.seconds, "root": package_root()}
+        super().__init__(data, given, limits.decode_seconds, work)
+
+    def waveform(self) -> np.ndarray:
+        with self.question(self._work):
+            waveform = np.empty(int(self.line("samples")["samples"]), dtype=np.float32)
+            if not self.read_into(waveform.data.cast("B")):
+                raise self.refused()
+        return waveform
+
+
+@dataclass(frozen=True, slots=True)
+class SoundHeader:
+    """What the header of a file says, as libsndfile reads it; `frames` may be far too many."""
+
+    frames: int
+    channels: int
+    rate: int
+    #: Its codec is none of PCM and FLAC.
+    lossy: bool
+
+
+def sound_header(data: bytes, limits: AudioLimits) -> SoundHeader:
+    """That of a file that `is_audio`; the errors of `decode_audio`."""
+    with _opened(data) as file:
+        _check(file, limits)
+        return SoundHeader(file.frames, file.channels, file.samplerate, file.format not in _LOSSLESS)
+
+
+@contextlib.contextmanager
+def _opened(data: bytes) -> Iterator[soundfile.SoundFile]:
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
-            _check(file, limits)
-            return list(_resampled(_blocks(file, limits), file.samplerate, rate))
+            yield file
     except InvalidRequest:
         raise
     except Exception as error:  # libsndfile's errors, and numpy's for impossible headers
@@ -129,13 +215,22 @@ def _decoded(data: bytes, rate: int, limits: AudioLimits) -> list[np.ndarray]:
         raise _refused("the file is truncated or damaged and cannot be decoded") from None
 
 
-def _blocks(file: soundfile.SoundFile, limits: AudioLimits) -> Iterator[np.ndarray]:
+def _decoded(data: bytes, rate: int, limits: AudioLimits, longest: float) -> list[np.ndarray]:
+    with _opened(data) as file:
+        _check(file, limits)
+        return list(_resampled(_blocks(file, limits, longest), file.samplerate, rate))
+
+
+def _blocks(file: soundfile.SoundFile, limits: AudioLimits, longest: float) -> Iterator[np.ndarray]:
     """Mono, block by block, so that a small file of endless length is stopped at the limit."""
     seen, limit = 0, int(limits.seconds * file.samplerate)
+    end = time.thread_time() + longest
     while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
         seen += len(block)
         if seen > limit:
             raise _too_long(limits)
+        if time.thread_time() > end:
+            raise _refused("the file has more in it than its header says; convert it to WAV again")
         yield block[:, 0] if block.shape[1] == 1 else block.mean(axis=1, dtype=np.float32)
 
 

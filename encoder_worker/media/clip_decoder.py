@@ -1,12 +1,13 @@
 """The program that decodes one file, in a process of its own that its parent may kill at any time.
 
-Reads the file from a descriptor. Of a video it prints the index as a line of JSON, reads the indices of the
-frames that are asked for as another one, and writes these, upright in RGB, as raw bytes. Of a sound it prints
-the rate, and writes its samples. It is run by its path, isolated: it imports nothing of this project.
+Reads the file from a descriptor. Of a video it prints the index as a line of JSON; then, for each line with
+indices of frames, it writes these, upright in RGB, as raw bytes. Of a sound it prints the rate, and writes
+its samples. It is run by its path, isolated: it imports nothing of this project.
 """
 
 from __future__ import annotations
 
+import bisect
 import json
 import os
 import resource
@@ -21,6 +22,9 @@ import numpy as np
 CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "libdav1d", "mpeg4", "mjpeg", "gif"})
 #: The same of sound.
 SOUND_CODECS = frozenset({"aac", "alac", "flac", "mp3", "mp3float", "opus", "libopus", "vorbis", "libvorbis"})
+#: Nanoseconds of decoding for each pixel of a frame, by codec, and of each frame, where `slowness` is 1.
+PIXEL = {"hevc": 6.0, "av1": 7.0, "libdav1d": 7.0, "vp9": 5.0, "mjpeg": 8.0}
+_PIXEL, _FRAME = 4.0, 30_000.0
 #: Address space of this process.
 _MEMORY = 3 << 30
 _SHOW_FRAME = 0x10
@@ -53,19 +57,28 @@ class Reader:
             raise ClipRefused("not an MP4, MOV, WebM or GIF file; send one of these formats")
         self._file, self._name = file, name
         self._turns = 0
-        #: The times of all frames in order, and of those that decoding may begin at; empty where not known.
+        self._codec, self._pixels = "", 0
+        #: The times of all frames in order; empty where not known.
         self._times: list[int] = []
-        self._keys: list[int] = []
+        self._numbers: dict[int, int] = {}
+        #: The numbers of the frames that decoding may begin at, ascending, the first one among them.
+        self._keys: list[int] = [0]
+        #: The decoder under way, the number of the frame that it gave last, and that frame.
+        self._decoder: Iterator[tuple[int, Any]] | None = None
+        self._number = -1
+        self._frame: Any = None
 
     def index(self) -> dict[str, float]:
         """Counts the frames without decoding them: headers say anything."""
         frames, seconds = 0, 0.0
         times: set[int] = set()
+        keys: list[int] = []
         with self._opened() as container:
             stream = self._stream(container)
             rate = float(stream.average_rate or stream.guessed_rate or 0)
             base = float(stream.time_base or 0)
-            vp8 = stream.codec_context.codec.name == "vp8"
+            self._codec = stream.codec_context.codec.name
+            vp8 = self._codec == "vp8"
             for packet in container.demux(stream):
                 # VP8 keeps frames in packets of their own that are only referred to.
                 if packet.size == 0 or packet.is_discard or (vp8 and not bytes(packet)[0] & _SHOW_FRAME):
@@ -74,7 +87,7 @@ class Reader:
                 self._check("frames", frames)
                 if packet.pts is not None:
                     times.add(packet.pts)
-                    self._keys += [packet.pts] * packet.is_keyframe
+                    keys += [packet.pts] * packet.is_keyframe
                 seconds = max(seconds, ((packet.pts or 0) + (packet.duration or 0)) * base)
                 self._check("seconds", seconds)
             if not frames:
@@ -86,46 +99,83 @@ class Reader:
             raise ClipRefused
         if len(times) == frames and self._name != "gif":
             self._times = sorted(times)
-        self._check("pixels", first.width * first.height)
+            self._numbers = {at: number for number, at in enumerate(self._times)}
+            self._keys = sorted({0, *(self._numbers[at] for at in keys)})
+        self._pixels = first.width * first.height
+        self._check("pixels", self._pixels)
         self._turns = (int(first.rotation) // 90) % 4
         size = (first.height, first.width) if self._turns % 2 else (first.width, first.height)
         return {"frames": frames, "fps": rate, "width": size[0], "height": size[1]}
 
+    def seconds(self, indices: list[int]) -> float:
+        """What these ascending frames take to decode, those before them from a key frame on included."""
+        frames, reached = 0, -1
+        for index in indices:
+            if index > reached:
+                frames += index - max(reached, self._key(index) - 1)
+                reached = index
+        each = self._pixels * PIXEL.get(self._codec, _PIXEL) + _FRAME
+        return frames * each * 1e-9 * self._limits.get("slowness", 1.0)
+
     def frames(self, indices: list[int], size: tuple[int, int]) -> Iterator[np.ndarray]:
-        """Those of these ascending indices; a file that ends before the last one is refused."""
-        remaining = iter(indices)
-        target = next(remaining, None)
-        for index, frame in self._numbered(target or 0):
-            if target is None:
-                return
-            if index < target:
-                continue
-            picture = np.rot90(frame.to_ndarray(format="rgb24"), self._turns)
+        """Those of these ascending indices; a file that ends before the last one is refused.
+
+        Goes on where the last call has ended, if that is not behind the first index.
+        """
+        limit = self._limits.get("decode_seconds", 0.0)
+        if limit and (seconds := self.seconds(indices)) > limit:
+            raise ClipRefused(
+                f"to decode the frames that are sampled takes about {seconds:.0f} s, more than "
+                f"the {limit:g} s allowed; send a smaller or shorter one, sample fewer frames, give it a key "
+                "frame every few seconds, or have --max-decode-seconds of the encoder workers raised",
+                large=True,
+            )
+        for index in indices:
+            if index != self._number or self._frame is None:
+                self._frame = self._reach(index)
+            picture = np.rot90(self._frame.to_ndarray(format="rgb24"), self._turns)
             if picture.shape[:2] != (size[1], size[0]):
                 raise ClipRefused("its frames change their size; convert it to one size")
-            while target == index:
-                yield np.ascontiguousarray(picture)
-                target = next(remaining, None)
-        if target is not None:
-            raise ClipRefused
+            yield np.ascontiguousarray(picture)
 
-    def _numbered(self, first: int) -> Iterator[tuple[int, Any]]:
-        """Frames with their numbers, from a key frame before `first` on where the file can be sought."""
-        times = self._times
-        if first < len(times) and (key := max((at for at in self._keys if at <= times[first]), default=0)):
-            numbers = {at: number for number, at in enumerate(times)}
-            container = self._opened()
-            container.seek(key, stream=container.streams.video[0])
-            begun = False
-            for frame in container_frames(container):
-                number = numbers.get(frame.pts, -1)
-                if not begun and (number > first or frame.is_corrupt):
-                    break  # it depends on frames before the key frame
-                begun = begun or number >= first
-                yield number, frame
-            if begun:
+    def _key(self, index: int) -> int:
+        """The number of the last frame up to `index` that decoding may begin at."""
+        return self._keys[max(0, bisect.bisect_right(self._keys, index) - 1)]
+
+    def _reach(self, index: int) -> Any:
+        """The frame of this number, from where the decoder is or from the key frame before it."""
+        key = self._key(index)
+        if self._decoder is None or index <= self._number or key > self._number + 1:
+            if key > 0:
+                if (frame := self._advance(self._sought(key), index)) is not None:
+                    return frame
+                # Its frames depend on some before their key frame: it is decoded from the start.
+                self._keys = [0]
+            self._decoder, self._number = None, -1
+        decoder = self._decoder or enumerate(container_frames(self._opened()))
+        if (frame := self._advance(decoder, index)) is None:
+            raise ClipRefused
+        return frame
+
+    def _advance(self, decoder: Iterator[tuple[int, Any]], index: int) -> Any:
+        """The decoder's frame of this number, which goes on from there; None where it has no such frame."""
+        for number, frame in decoder:
+            if number == index:
+                self._decoder, self._number = decoder, number
+                return frame
+            if number > index:
+                break
+        return None
+
+    def _sought(self, key: int) -> Iterator[tuple[int, Any]]:
+        """Frames with their numbers from this key frame on; it ends at one that is not whole or known."""
+        container = self._opened()
+        container.seek(self._times[key], stream=container.streams.video[0])
+        for frame in container_frames(container):
+            number = self._numbers.get(frame.pts)
+            if number is None or frame.is_corrupt:
                 return
-        yield from enumerate(container_frames(self._opened()))
+            yield number, frame
 
     def _opened(self) -> Any:
         self._file.seek(0)
@@ -190,16 +240,16 @@ def container_frames(container: Any) -> Iterator[Any]:
 
 
 def write_frames(file: BinaryIO, limits: dict[str, float], out: BinaryIO) -> None:
-    """The index, and the frames that are then asked for."""
+    """The index, and the frames that are then asked for, again and again."""
     reader = Reader(file, limits)
     index = reader.index()
     out.write(json.dumps(index).encode() + b"\n")
     out.flush()
-    indices = json.loads(sys.stdin.readline() or "[]")
-    for picture in reader.frames(indices, (int(index["width"]), int(index["height"]))):
-        out.write(b"F")
-        out.write(picture.data)
-    out.write(b"\n")
+    for line in sys.stdin:
+        for picture in reader.frames(json.loads(line), (int(index["width"]), int(index["height"]))):
+            out.write(b"F")
+            out.write(picture.data)
+        out.flush()
 
 
 def write_sound(file: BinaryIO, limits: dict[str, float], out: BinaryIO) -> None:
@@ -236,4 +286,6 @@ if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    main(int(sys.argv[1]), json.loads(sys.argv[2]))
+    given = json.loads(sys.argv[2])
+    resource.setrlimit(resource.RLIMIT_CPU, (given["cpu_seconds"], given["cpu_seconds"] + 1))
+    main(int(sys.argv[1]), given)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import logging
 import re
+from collections.abc import Callable
 
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from triptych.base.errors import InvalidRequest, TooLarge
+from triptych.encoder_worker.media.cost import picture_seconds
 from triptych.encoder_worker.media.jpeg import decode_jpeg
 
 #: Each scan of a progressive JPEG costs a pass over all pixels but only a few bytes of file.
@@ -18,24 +20,25 @@ MAX_JPEG_SEGMENTS = 512
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 
 
-def check_jpeg(data: bytes) -> None:
+def check_jpeg(data: bytes) -> int:
     """InvalidRequest(param "image") for a JPEG that would cost its decoder far more than its pixels.
 
-    Counts segments and scans up to the end of the first picture.
+    Counts segments and scans up to the end of the first picture; returns the scans, none of other files.
     """
     if not data.startswith(b"\xff\xd8"):
-        return
+        return 0
     at, segments, scans = 2, 0, 0
     while match := _MARKER.search(data, at):
         marker, at = data[match.start() + 1], match.end()
         if marker == 0xD9:
-            return
+            break
         segments += 1
         scans += marker == 0xDA
         if scans > MAX_JPEG_SCANS or segments > MAX_JPEG_SEGMENTS:
             raise _refused(f"more than {MAX_JPEG_SCANS} scans or {MAX_JPEG_SEGMENTS} segments")
         if marker not in (0x01, 0xD8):
             at += int.from_bytes(data[at : at + 2], "big")
+    return scans
 
 
 def webp_canvas(data: bytes) -> tuple[int, int] | None:
@@ -66,20 +69,26 @@ logger = logging.getLogger(__name__)
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 #: Encoded bytes of one item.
 MAX_MEDIA_BYTES = 64 << 20
+#: Bytes of a decoded pixel in Pillow's memory.
+PIXEL_BYTES = 4
 
 # --max-image-pixels is checked from the header before decoding; Pillow's own limit would overrule a higher
 # one.
 Image.MAX_IMAGE_PIXELS = None
 
 
-def decode_image(data: bytes, *, max_pixels: int) -> Image.Image:
+def decode_image(
+    data: bytes, *, max_pixels: int, expect: Callable[[float, int], None] | None = None
+) -> Image.Image:
     """The RGB picture in `data`, equal to what transformers' `load_image` makes of the same file.
+
+    `expect` is told the seconds and bytes that it takes, by its header, and may raise before it is decoded.
 
     TooLarge above `max_pixels` (width times height, from the header); InvalidRequest(param "image") for
     unknown formats and for truncated or damaged data. The messages never repeat the decoder's, which may
     contain memory addresses of this process.
     """
-    check_jpeg(data)
+    scans = check_jpeg(data)
     if canvas := webp_canvas(data):
         _check_size(canvas, max_pixels)
     try:
@@ -92,6 +101,9 @@ def decode_image(data: bytes, *, max_pixels: int) -> Image.Image:
         raise _damaged(error) from None
     with picture:
         _check_size(picture.size, max_pixels)
+        if expect is not None:
+            width, height = picture.size
+            expect(picture_seconds(picture, len(data), scans), width * height * PIXEL_BYTES)
         try:
             if picture.format == "JPEG":
                 orientation = picture.getexif().get(ExifTags.Base.Orientation, 1)

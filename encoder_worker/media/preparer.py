@@ -1,42 +1,82 @@
-"""Media on their way to pixels: a budget of host memory, and a thread pool that verifies and preprocesses."""
+"""Media on their way to pixels: a thread pool that verifies and preprocesses them, with decoder processes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import ClassVar, ParamSpec, TypeVar
 
+import numpy as np
 import torch
+from blake3 import blake3
 from PIL import Image
 
 from triptych.base import hashing
 from triptych.base.cpu.threads import use_threads_here
 from triptych.base.errors import InvalidRequest
 from triptych.base.types import Options
+from triptych.encoder_worker.decode_places import DecodePlaces
 from triptych.encoder_worker.job_spec import JobSpec
 from triptych.encoder_worker.media.audio import AudioLimits, MediaAudio
+from triptych.encoder_worker.media.budget import MediaBudget
+from triptych.encoder_worker.media.decoder_process import DecoderProcess, package_root
 from triptych.encoder_worker.media.formats import decode_image
+from triptych.encoder_worker.media.jpeg import ArrayImage
+from triptych.encoder_worker.media.shared_clips import ClipHold, ClipPart, SharedClips
 from triptych.encoder_worker.media.video import MediaClip, VideoLimits
+from triptych.encoder_worker.media.work import DecodeWork, TooHeavy
 from triptych.models.base import EncoderSide, PreparedItem
 from triptych.models.video.clip import SegmentEnds
 
 #: Media up to this size are hashed in the event loop: a thread switch would take longer.
 INLINE_BYTES = 1 << 20
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class VerifiedMedia:
-    """Media bytes whose hash is the item's key, with the options that the key was made with."""
+    """Media bytes whose hash is the item's key, with the options that the key was made with.
+
+    `file` is the same for all parts of one tenant's video; empty for other media.
+    """
 
     data: bytes
     options: Mapping[str, object]
     modality: str = ""
+    file: str = ""
+
+
+class PictureProcess(DecoderProcess):
+    """A picture that takes long to decode. To be closed."""
+
+    noun: ClassVar[str] = "image"
+    format: ClassVar[str] = "PNG"
+    program: ClassVar[str] = "media_decoder.py"
+    needs: ClassVar[tuple[str, str]] = ("PIL", "triptych")
+
+    def __init__(self, data: bytes, max_pixels: int, work: DecodeWork) -> None:
+        self._work = work
+        super().__init__(data, {"pixels": max_pixels, "root": package_root()}, work.limit, work)
+
+    def picture(self) -> Image.Image:
+        with self.question(self._work):
+            size = self.line("width")
+            pixels = np.empty((size["height"], size["width"], 3), dtype=np.uint8)
+            if not self.read_into(pixels.reshape(-1).data):
+                raise self.refused()
+        return ArrayImage(pixels)
 
 
 class Preparer:
-    """Verifies, decodes and preprocesses media, in `threads` threads beside the event loop."""
+    """Verifies, decodes and preprocesses media, in threads beside the event loop.
+
+    Whoever calls sees to it that no more decodes run at once than `DecodePlaces` of as many `threads` has.
+    Decoded bytes are held in `decoded`.
+    """
 
     def __init__(
         self,
@@ -46,18 +86,27 @@ class Preparer:
         threads: int,
         audio: AudioLimits | None = None,
         video: VideoLimits | None = None,
+        decoded: MediaBudget | None = None,
     ) -> None:
         self._encoder = encoder
         self._max_pixels = max_pixels
         self._audio = audio or AudioLimits()
         self._video = video or VideoLimits(frame_pixels=max_pixels)
-        # The count of now: the tower's own may grow for a batch, and threads that begin then would take it.
+        self._decoded_bytes = decoded
+        # One more than decodes may take, so that no verification waits for them. The count of torch's threads
+        # of now: the tower's own may grow for a batch, and threads that begin then would take it.
         self._pool = ThreadPoolExecutor(
-            threads,
+            DecodePlaces(threads).total + 1,
             thread_name_prefix="media",
             initializer=use_threads_here,
             initargs=(torch.get_num_threads(),),
         )
+        self._clips = SharedClips(self._video, self._pool.submit)
+
+    def work(self, *, tenant: str = "", heavy: bool) -> DecodeWork:
+        """The work of one decode, for `prepare` and `segments`."""
+        limit = self._video.decode_seconds
+        return DecodeWork(tenant=tenant, heavy=heavy, limit=limit, decoded=self._decoded_bytes)
 
     async def verify(self, spec: JobSpec, frames: Sequence[bytes]) -> VerifiedMedia:
         """The joined media; InvalidRequest(param "mm_hash") when that is not their hash."""
@@ -65,40 +114,91 @@ class Preparer:
             return _verify(spec, frames)
         return await asyncio.get_running_loop().run_in_executor(self._pool, _verify, spec, frames)
 
-    async def prepare(self, media: VerifiedMedia) -> PreparedItem:
-        """The decoded and preprocessed item; InvalidRequest for media that the model cannot take."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._prepare, media)
+    def hold(self, media: VerifiedMedia) -> ClipHold | None:
+        """What a job holds until its end, so that one decode serves all parts of a video."""
+        return self._clips.hold(media.file, media.data) if media.file else None
 
-    async def segments(self, data: bytes, options: Options, frames: int, extra_rows: int) -> SegmentEnds:
+    async def prepare(
+        self, media: VerifiedMedia, work: DecodeWork, hold: ClipHold | None = None
+    ) -> PreparedItem:
+        """The decoded and preprocessed item; InvalidRequest for media that the model cannot take.
+
+        TooHeavy where the work is not; Abandoned once it is cancelled.
+        """
+        return await self._in_thread(work, self._prepare, media, work, hold)
+
+    async def segments(
+        self, data: bytes, options: Options, frames: int, extra_rows: int, work: DecodeWork
+    ) -> SegmentEnds:
         """Where a video's segments end; empty where it is one item. Decodes nothing.
 
         TooLarge for one of too many pixels in all its segments.
         """
 
         def ends() -> SegmentEnds:
-            with MediaClip(data, self._video) as clip:
+            with MediaClip(data, self._video, work) as clip:
                 cut = self._encoder.video_segments(clip.info, options, frames, extra_rows)
                 if cut:
                     clip.check_pixels(cut[-1][0])
                 return cut
 
-        return await asyncio.get_running_loop().run_in_executor(self._pool, ends)
+        return await self._in_thread(work, ends)
 
-    def _prepare(self, media: VerifiedMedia) -> PreparedItem:
+    async def _in_thread(
+        self, work: DecodeWork, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """What the function returns once its thread has ended, which a cancelled task does not outlive."""
+
+        def run() -> T:
+            work.check()
+            return function(*args, **kwargs)
+
+        future = asyncio.get_running_loop().run_in_executor(self._pool, run)
+        cancelled = False
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError:
+                cancelled = True
+                work.cancel()
+        work.release()
+        if cancelled:
+            if not future.cancelled():
+                future.exception()
+            raise asyncio.CancelledError
+        return future.result()
+
+    def _prepare(self, media: VerifiedMedia, work: DecodeWork, hold: ClipHold | None) -> PreparedItem:
         if media.modality == "video":
-            with MediaClip(media.data, self._video) as clip:
+            if hold is not None:
+                return self._encoder.preprocess_video(ClipPart(hold.clip, work), media.options)
+            with MediaClip(media.data, self._video, work) as clip:
                 return self._encoder.preprocess_video(clip, media.options)
         if media.modality == "audio" != self._encoder.modality:
-            return self._encoder.preprocess_sound(MediaAudio(media.data, self._audio), media.options)
-        return self._encoder.preprocess(self._decoded(media.data), media.options)
+            return self._encoder.preprocess_sound(MediaAudio(media.data, self._audio, work), media.options)
+        return self._encoder.preprocess(self._decoded(media.data, work), media.options)
 
-    def _decoded(self, data: bytes) -> MediaAudio | bytes | Image.Image:
+    def _decoded(self, data: bytes, work: DecodeWork) -> MediaAudio | bytes | Image.Image:
         """The media in the form that the encoder's `preprocess` takes. Audio is decoded later, only if its
         features are not cached."""
         modality = self._encoder.modality
         if modality == "audio":
-            return MediaAudio(data, self._audio)
-        return data if modality == "text" else decode_image(data, max_pixels=self._max_pixels)
+            return MediaAudio(data, self._audio, work)
+        if modality == "text":
+            return data
+
+        def expect(seconds: float, nbytes: int) -> None:
+            work.expect("image", seconds, nbytes)
+            if work.heavy:
+                raise TooHeavy  # for this thread: now that its bytes are held, a process decodes it
+
+        try:
+            return decode_image(data, max_pixels=self._max_pixels, expect=expect)
+        except TooHeavy:
+            if not work.heavy:
+                raise
+        with PictureProcess(data, self._max_pixels, work) as process:
+            return process.picture()
 
     def close(self) -> None:
         """Ends the pool and drops queued work."""
@@ -120,66 +220,8 @@ def _verify(spec: JobSpec, frames: Sequence[bytes]) -> VerifiedMedia:
             "send the same bytes that were hashed",
             param="mm_hash",
         )
-    return VerifiedMedia(data, spec.processor_options, spec.modality)
-
-
-class MediaBudget:
-    """A first-come-first-served semaphore over bytes: at most `limit`, or one item alone that is larger.
-
-    An admitted item needs only the media threads to release it, so every wait ends.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.nbytes = 0
-        self._limit = limit
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    async def acquire(self, nbytes: int, *, first: bool = False) -> MediaReservation:
-        """Room for one item, before its first frame is read; `first` queues it before all other waiters."""
-        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = (nbytes, granted)
-        if first:
-            self._waiting.appendleft(entry)
-        else:
-            self._waiting.append(entry)
-        self._serve_waiting()
-        try:
-            await granted
-        except BaseException:
-            if granted.done() and not granted.cancelled():
-                self.release(nbytes)
-            else:
-                self._waiting.remove(entry)
-                self._serve_waiting()
-            raise
-        return MediaReservation(self, nbytes)
-
-    def _serve_waiting(self) -> None:
-        while self._waiting:
-            nbytes, granted = self._waiting[0]
-            if self.nbytes and self.nbytes + nbytes > self._limit:
-                return
-            if granted.done():
-                return  # cancelled: it leaves the queue when its task runs, which serves the queue again
-            self._waiting.popleft()
-            self.nbytes += nbytes
-            granted.set_result(None)
-
-    def release(self, nbytes: int) -> None:
-        """Returns bytes to the budget."""
-        self.nbytes -= nbytes
-        self._serve_waiting()
-
-
-class MediaReservation:
-    """One item's share of the budget, until `release`."""
-
-    def __init__(self, budget: MediaBudget, nbytes: int) -> None:
-        self._budget = budget
-        self._nbytes = nbytes
-
-    def release(self) -> None:
-        """Returns all bytes to the budget. Idempotent."""
-        nbytes, self._nbytes = self._nbytes, 0
-        if nbytes:
-            self._budget.release(nbytes)
+    file = ""
+    if spec.modality == "video":
+        # With the salt, which keeps tenants apart: none may tell by the time it takes what others decode.
+        file = hashing.framed_digest([("salt", spec.salt.encode()), ("file", blake3(data).digest())])
+    return VerifiedMedia(data, spec.processor_options, spec.modality, file)

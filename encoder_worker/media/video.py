@@ -11,6 +11,7 @@ import numpy as np
 
 from triptych.base.errors import TooLarge
 from triptych.encoder_worker.media.decoder_process import DecoderProcess
+from triptych.encoder_worker.media.work import DecodeWork
 from triptych.models.video.clip import ClipInfo
 
 
@@ -22,7 +23,7 @@ class VideoLimits:
     frame_pixels: int = 40_000_000
     sampled_pixels: int = 256_000_000
     frames: int = 120_000
-    decode_seconds: float = 120.0
+    decode_seconds: float = 30.0
 
 
 class MediaClip(DecoderProcess):
@@ -31,14 +32,16 @@ class MediaClip(DecoderProcess):
     noun: ClassVar[str] = "video"
     format: ClassVar[str] = "MP4"
 
-    def __init__(self, data: bytes, limits: VideoLimits) -> None:
+    def __init__(self, data: bytes, limits: VideoLimits, work: DecodeWork | None = None) -> None:
         self._limits = limits
+        self._work = work
         given = {"seconds": limits.seconds, "frames": limits.frames, "pixels": limits.frame_pixels}
-        super().__init__(data, given, limits.decode_seconds)
+        super().__init__(data, given, limits.decode_seconds, work)
 
     @cached_property
     def info(self) -> ClipInfo:
-        index = self.line("frames")
+        with self.question(self._work):
+            index = self.line("frames")
         return ClipInfo(index["frames"], index["fps"], index["width"], index["height"])
 
     def check_pixels(self, count: int) -> None:
@@ -51,16 +54,21 @@ class MediaClip(DecoderProcess):
                 param="video",
             )
 
-    def frames(self, indices: Sequence[int]) -> np.ndarray:
-        """uint8 [len(indices), height, width, 3] of ascending indices; TooLarge beyond the limits. Once."""
-        info, count = self.info, len(indices)
+    def frames(self, indices: Sequence[int], work: DecodeWork | None = None) -> np.ndarray:
+        """uint8 [len(indices), height, width, 3] of ascending indices; TooLarge beyond the limits.
+
+        The decoder goes on from the last call's frames where these are not behind the first of them.
+        """
+        info, count, work = self.info, len(indices), work or self._work
         self.check_pixels(count)
+        if work is not None:
+            work.hold(count * info.height * info.width * 3)
         frames = np.empty((count, info.height, info.width, 3), dtype=np.uint8)
-        self.ask([int(index) for index in indices])
-        for frame in frames:
-            mark = self.stdout.read(1)
-            view = frame.reshape(-1).data
-            # Anything but a frame is the line that says why there is none.
-            if mark != b"F" or self.stdout.readinto(view) != len(view):  # type: ignore[attr-defined]
-                raise self.refused(mark)
+        with self.question(self._work):
+            self.ask([int(index) for index in indices])
+            for frame in frames:
+                mark = self.stdout.read(1)
+                # Anything but a frame is the line that says why there is none.
+                if mark != b"F" or not self.read_into(frame.reshape(-1).data):
+                    raise self.refused(mark)
         return frames

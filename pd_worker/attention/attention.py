@@ -49,7 +49,7 @@ def gathers(backend: str, dtype: torch.dtype) -> bool:
 #: The name to load a decoder with.
 ATTENTION_NAME = "triptych_paged"
 #: Keywords of features that this function does not support; they are refused, never ignored.
-_UNSUPPORTED = ("s_aux", "position_bias", "attention_bias", "block_mask", "score_mod", "head_mask")
+_UNSUPPORTED = ("position_bias", "attention_bias", "block_mask", "score_mod", "head_mask")
 
 
 def paged_attention(
@@ -63,19 +63,21 @@ def paged_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     attn_metadata: AttentionMetadata | None = None,
+    s_aux: torch.Tensor | None = None,
     **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
     """query [1, heads, T, dim], key and value [1, kv_heads, T, dim] to [1, T, heads, dim of the values].
 
     Or [T, heads, 1, dim] and [T, kv_heads, 1, dim] to [T, 1, heads, dim].
 
+    `s_aux` [heads] are attention sinks: each is the score of one more key, whose value is zero.
     A module with `is_cross` attends to the cross tables; its key and value are ignored.
     NotImplementedError for options of the model that are not supported.
     """
     if len(query) > 1:
         # One token of each sequence, as recurrent layers need them.
         q, k, v = query.transpose(0, 2), key.transpose(0, 2), value.transpose(0, 2)
-        how = (attention_mask, scaling, dropout, sliding_window, softcap, attn_metadata)
+        how = (attention_mask, scaling, dropout, sliding_window, softcap, attn_metadata, s_aux)
         out, _ = paged_attention(module, q, k, v, *how, **kwargs)  # type: ignore[arg-type]
         return out.transpose(0, 1), None
     _refuse_unsupported(attention_mask, dropout, attn_metadata, kwargs)
@@ -94,7 +96,8 @@ def paged_attention(
     attend = attend_in_blocks if meta.backend == "triton" else attend_on_cpu
     if gathers(meta.backend, q.dtype):
         attend = attend_gathered
-    attend(q, layer, meta, rule, scale, softcap, out, cross=cross)
+    sinks = None if s_aux is None else s_aux.detach().float().contiguous()
+    attend(q, layer, meta, rule, scale, softcap, out, sinks=sinks, cross=cross)
     return out[None], None
 
 

@@ -24,16 +24,19 @@ def attend_in_blocks(
     softcap: float | None,
     out: torch.Tensor,
     *,
+    sinks: torch.Tensor | None,
     cross: bool,
 ) -> None:
     """Writes `out` [T, heads, value dim] of query [heads, T, dim]: all decodes, then all prefill chunks."""
     # Where Triton is, torch for CUDA has brought it.
     from triptych.kernels import paged_attention as kernel
 
-    scores = kernel.PagedScores(scale, softcap or 0.0, causal=False)
+    scores = kernel.PagedScores(scale, softcap or 0.0, causal=False, sinks=sinks)
     if not cross:
         whole, limits = rule.spans is SpanRule.WHOLE, (rule.window or 0, rule.chunk or 0)
-        scores = kernel.PagedScores(scale, softcap or 0.0, *limits, whole_spans=whole, bias=meta.bias)
+        scores = kernel.PagedScores(
+            scale, softcap or 0.0, *limits, whole_spans=whole, bias=meta.bias, sinks=sinks
+        )
     spans = not cross and rule.spans is not SpanRule.NONE
     cached = (meta.cache.keys[layer], meta.cache.values[layer])
     for queries in queries_of(meta, cross=cross, spans=spans):

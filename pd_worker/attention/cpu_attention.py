@@ -19,18 +19,17 @@ def attend_on_cpu(
     softcap: float | None,
     out: torch.Tensor,
     *,
+    sinks: torch.Tensor | None,
     cross: bool,
 ) -> None:
     """Writes `out` [T, heads, value dim] of query [heads, T, dim]: all decodes and chunks in one call."""
     cache, key = meta.cache, None if cross else rule
     if key not in meta.sequences:
         meta.sequences[key] = _cross_sequences(meta) if cross else (_sequences(meta), key_bounds(meta, rule))
-    rows = cache.key_rows[layer][0], cache.value_rows[layer][0]
+    blocks = cache.keys[layer], cache.values[layer]
     bias = None if cross or meta.bias is None else meta.bias.float()
     cap = softcap or 0.0
-    kernel.attend(
-        query, *rows, cache.block_size, *meta.sequences[key], out, scale=scale, softcap=cap, bias=bias
-    )
+    kernel.attend(query, *blocks, *meta.sequences[key], out, scale=scale, softcap=cap, bias=bias, sinks=sinks)
 
 
 def _sequences(meta: AttentionMetadata) -> kernel.Sequences:

@@ -20,6 +20,7 @@ def attend_gathered(
     softcap: float | None,
     out: torch.Tensor,
     *,
+    sinks: torch.Tensor | None,
     cross: bool,
 ) -> None:
     """Writes `out` [T, heads, value dim] of query [heads, T, dim], one sequence after the other.
@@ -36,7 +37,7 @@ def attend_gathered(
         k, v = k[:, :, : mask.shape[-1]], v[:, :, : mask.shape[-1]]
         bias = None if table is None else _bias(table, positions, k.shape[2])
         q = query[:, rows].unflatten(1, (count, -1)).transpose(0, 1)
-        part = _attend(q, k, v, mask, bias, scale, softcap)
+        part = _attend(q, k, v, mask, bias, sinks, scale, softcap)
         out[rows] = part.transpose(1, 2).flatten(0, 1)
 
     if meta.num_decodes:
@@ -86,6 +87,7 @@ def _attend(
     v: torch.Tensor,
     mask: torch.Tensor,
     bias: torch.Tensor | None,
+    sinks: torch.Tensor | None,
     scale: float,
     softcap: float | None,
 ) -> torch.Tensor:
@@ -96,6 +98,13 @@ def _attend(
     """
     (count, heads, queries, _), (_, kv_heads, keys, _) = q.shape, k.shape
     added = mask if bias is None else bias.to(q.dtype).masked_fill(~mask, float("-inf"))
+    if sinks is not None:
+        # One more key and value of zeros; the key's score is what is added to it.
+        k, v, keys = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1)), keys + 1
+        if bias is None:
+            added = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
+        added = added.expand(count, heads, queries, keys - 1)
+        added = torch.cat((added, sinks.to(q.dtype)[:, None, None].expand(count, -1, queries, 1)), -1)
     if added.dim() > 2:
         added = added.expand(count, heads, queries, keys).reshape(count * kv_heads, -1, queries, keys)
     grouped = q.reshape(count * kv_heads, heads // kv_heads, queries, q.shape[3])
@@ -105,6 +114,6 @@ def _attend(
     else:
         # No kernel of torch takes a soft cap.
         scores = torch.tanh((grouped @ k.mT).float() * (scale / softcap)) * softcap
-        scores = scores.masked_fill(~added, float("-inf")) if bias is None else scores + added
+        scores = scores.masked_fill(~added, float("-inf")) if added.dtype == torch.bool else scores + added
         result = scores.softmax(-1).to(v.dtype) @ v
     return result.reshape(count, heads, queries, v.shape[3])

@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING
 
 from triptych.base.errors import ContextTooLong, InvalidRequest
 from triptych.base.request import (
-    MAX_BIASES,
-    MAX_STOP_STRINGS,
-    LogitBias,
     Logprobs,
     MinP,
     Penalty,
     RepetitionDivisor,
-    check_bad_words,
     check_limits,
+    check_lists,
 )
 from triptych.base.types import FinishReason, SamplingParams
 
@@ -27,8 +24,6 @@ if TYPE_CHECKING:
 #: Below the first, sampling is greedy, and up to the second it is at the second, as in vLLM: logits that are
 #: divided by less lose their accuracy.
 _GREEDY_TEMPERATURE, _MIN_TEMPERATURE = 1e-5, 0.01
-_MAX_STOP_CHARS = 1024
-_MAX_STOP_TOKEN_IDS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +83,7 @@ def resolve(
             f"min_tokens is {params.min_tokens}, but must be from 0 to max_tokens, here {max_tokens}",
             param="min_tokens",
         )
-    check_bad_words(params.bad_words)
+    check_lists(params)
     ignore_eos = params.ignore_eos and params.output_format is None
     eos = () if ignore_eos else defaults.eos_token_ids
     return ResolvedSampling(
@@ -98,8 +93,8 @@ def resolve(
         top_p=_top_p(params, defaults),
         top_k=_top_k(params, defaults),
         seed=params.seed,
-        stop=_stop(params),
-        stop_token_ids=frozenset((*_stop_token_ids(params), *eos)),
+        stop=params.stop,
+        stop_token_ids=frozenset((*params.stop_token_ids, *eos)),
         ignore_eos=ignore_eos,
         eos_token_ids=defaults.eos_token_ids,
         min_p=_within("min_p", _either(params.min_p, defaults.min_p), MinP),
@@ -179,34 +174,17 @@ def _within(name: str, value: float, kind: object) -> float:
 
 
 def _logit_bias(params: SamplingParams, vocab_size: int | None) -> tuple[tuple[int, float], ...]:
-    if len(params.logit_bias) > MAX_BIASES:
-        raise InvalidRequest(f"logit_bias takes at most {MAX_BIASES} tokens", param="logit_bias")
-    for token, bias in params.logit_bias:
-        if token < 0 or (vocab_size is not None and token >= vocab_size):
+    for token, _ in params.logit_bias:
+        if vocab_size is not None and token >= vocab_size:
             raise InvalidRequest(
                 f"logit_bias names token {token}, but the model has {vocab_size}", param="logit_bias"
             )
-        check_limits("logit_bias", bias, LogitBias)
     return params.logit_bias
 
 
 def _logprobs(params: SamplingParams) -> int | None:
     check_limits("logprobs", params.logprobs, Logprobs)
     return params.logprobs
-
-
-def _stop_token_ids(params: SamplingParams) -> tuple[int, ...]:
-    if len(params.stop_token_ids) > _MAX_STOP_TOKEN_IDS:
-        raise InvalidRequest(f"stop_token_ids takes at most {_MAX_STOP_TOKEN_IDS}", param="stop_token_ids")
-    return params.stop_token_ids
-
-
-def _stop(params: SamplingParams) -> tuple[str, ...]:
-    if len(params.stop) > MAX_STOP_STRINGS:
-        raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings", param="stop")
-    if not all(0 < len(text) <= _MAX_STOP_CHARS for text in params.stop):
-        raise InvalidRequest(f"stop strings have 1 to {_MAX_STOP_CHARS} characters", param="stop")
-    return params.stop
 
 
 def bad_word_ids(words: Sequence[str], encode: Callable[[str], Sequence[int]]) -> tuple[tuple[int, ...], ...]:

@@ -22,7 +22,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from triptych.base.errors import ConfigError, InvalidRequest
-from triptych.base.request import MAX_DEPTH, MAX_TOOLS, Message, MessageToolCall, Slot, TextPart
+from triptych.base.request import (
+    MAX_DEPTH,
+    MAX_TOOLS,
+    Message,
+    MessageToolCall,
+    Slot,
+    TextPart,
+    check_tools_size,
+)
 
 T = TypeVar("T")
 
@@ -57,6 +65,7 @@ def parse_tools(raw: bytes) -> list[dict[str, object]]:
     """Submit's JSON array of tools."""
     if not raw:
         return []
+    check_tools_size(len(raw))
     tools = _parse(raw, list[dict[str, object]], "tools")
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"tools takes at most {MAX_TOOLS}", param="tools")

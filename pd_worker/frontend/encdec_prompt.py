@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 from triptych.base.errors import ContextTooLong, InternalError, InvalidRequest
+from triptych.base.request import MAX_CHARS_PER_TOKEN
 from triptych.base.types import ItemPlan, MMFeature, Placement
 from triptych.models.base import DecoderSide, PromptDefaults
 from triptych.pd_worker.frontend.prompt import Prompt
 from triptych.pd_worker.frontend.tokenization import GuardedTokenizer
 from triptych.protos import common_pb2, pd_pb2
-
-#: No vocabulary's token is longer.
-_MAX_CHARS_PER_TOKEN = 128
 
 
 def behind_start(token_ids: Sequence[int], defaults: PromptDefaults) -> tuple[int, ...]:
@@ -192,7 +190,7 @@ class EncDecPrompts:
             raise InvalidRequest(f"{name} holds token ids beyond {vocab_size - 1}", param=param)
 
     def _check_chars(self, text: str, tokens: int, param: str) -> None:
-        if len(text) > tokens * _MAX_CHARS_PER_TOKEN:
+        if len(text) > tokens * MAX_CHARS_PER_TOKEN:
             raise ContextTooLong(
                 f"{param} has {len(text)} characters, more than {tokens} tokens hold: shorten it", param=param
             )

@@ -6,18 +6,23 @@ size, lexer states and work per step; what goes beyond them is the request's err
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from triptych.base.config import PDConfig
 from triptych.base.errors import InvalidRequest, RequestError
+from triptych.base.request import MAX_CHOICE_TEXTS, MAX_DEPTH, MAX_FORMAT
 from triptych.base.types import OutputFormat
 from triptych.pd_worker.core.request import TokenMask
+from triptych.pd_worker.frontend.closed_schema import closed_schema
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -25,9 +30,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _FIELD = "response_format"
-_MAX_CHARS = 64 << 10
-_MAX_DEPTH = 64
-_MAX_CHOICES = 1024
 _MAX_CACHED = 32
 #: No blanks between the parts of JSON: a small model would write little else.
 _OPTIONS: JsonCompileOptions = {
@@ -47,12 +49,18 @@ class FormatState(TokenMask, Protocol):
         ...
 
 
+class CompiledState(FormatState, Protocol):
+    """The constraint of a format; `output_format` is what it holds to: a schema may have been closed."""
+
+    output_format: OutputFormat
+
+
 class Formats(Protocol):
     """Makes the constraints of output formats; `after_reasoning`: they leave a model's reasoning free."""
 
     after_reasoning: bool
 
-    def state(self, output_format: OutputFormat) -> FormatState:
+    def state(self, output_format: OutputFormat) -> CompiledState:
         """The state before the first token; InvalidRequest for what is not supported."""
         ...
 
@@ -63,7 +71,10 @@ class GrammarState:
     `error` is set once the output cannot match the format.
     """
 
-    def __init__(self, matcher: LLMatcher, eos_token_ids: Sequence[int], size: int) -> None:
+    def __init__(
+        self, matcher: LLMatcher, output_format: OutputFormat, eos_token_ids: Sequence[int], size: int
+    ) -> None:
+        self.output_format = output_format
         self._matcher = matcher
         self._eos = [token for token in eos_token_ids if token < size]
         self._size = size
@@ -97,39 +108,50 @@ class GrammarState:
 class GrammarCompiler:
     """Compiles output formats, with an LRU cache. Thread-safe.
 
-    `eos_token_ids` end an output once it matches completely, and not before.
+    `eos_token_ids` end an output once it matches completely, and not before. Schemas are closed, unless
+    `closes` is false or their own format is open.
     """
 
     after_reasoning = True
 
-    def __init__(self, tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, eos_token_ids: Sequence[int], *, closes: bool = True) -> None:
+        self._closes = closes
         self._backend = tokenizer
         self._eos = tuple(eos_token_ids)
         self._size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[OutputFormat, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[OutputFormat, tuple[LLMatcher, OutputFormat]] = OrderedDict()
 
     def state(self, output_format: OutputFormat) -> GrammarState:
         """The state before the first token; InvalidRequest for what is not supported."""
         if not self._eos:
             raise _refusal("this model has no end-of-sequence token to end such an output with")
         with self._lock:
-            matcher = self._compiled.get(output_format)
-        if matcher is None:
-            matcher = self._compile(output_format)
+            made = self._compiled.get(output_format)
+        if made is None:
+            made = self._compile(output_format)
         with self._lock:
-            self._compiled[output_format] = matcher
+            self._compiled[output_format] = made
             self._compiled.move_to_end(output_format)
             while len(self._compiled) > _MAX_CACHED:
                 self._compiled.popitem(last=False)
-            copy = matcher.deep_copy()
-        return GrammarState(copy, self._eos, self._size)
+            copy = made[0].deep_copy()
+        return GrammarState(copy, made[1], self._eos, self._size)
 
-    def _compile(self, output_format: OutputFormat) -> LLMatcher:
+    def _compile(self, output_format: OutputFormat) -> tuple[LLMatcher, OutputFormat]:
+        """The matcher, and the format that it is of."""
+        if self._closes and output_format.kind == "json_schema" and not output_format.open:
+            closed = closed_schema(_read_schema(output_format.text))
+            form = replace(output_format, text=json.dumps(closed, ensure_ascii=False), open=True)
+            with contextlib.suppress(InvalidRequest):
+                return self._matcher(_schema(closed)), form
+            # Bounds that the parser takes nowhere are no reason to refuse what the client has written.
+        return self._matcher(_grammar(output_format)), output_format
+
+    def _matcher(self, grammar: str) -> LLMatcher:
         from llguidance import LLMatcher
 
-        grammar = _grammar(output_format)
         matcher = LLMatcher(self._tokens(), grammar, log_level=0, limits=_limits())
         # Some formats prove too large, or unsatisfiable, only at the first step.
         probe = matcher.deep_copy()
@@ -147,6 +169,11 @@ class GrammarCompiler:
                 spec = self._backend.to_str()
                 self._tokenizer = LLTokenizer(spec, n_vocab=self._size, eos_token=self._eos[0])
             return self._tokenizer
+
+
+def compiler_of(config: PDConfig, tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> GrammarCompiler:
+    """The compiler of a PD worker with these flags."""
+    return GrammarCompiler(tokenizer, eos_token_ids, closes=config.schemas == "closed")
 
 
 def _limits() -> LLParserLimits:
@@ -167,10 +194,9 @@ def _grammar(output_format: OutputFormat) -> str:
 
     match output_format.kind:
         case "json_object":
-            return _schema('{"type": "object"}')
+            return _schema({"type": "object"})
         case "json_schema":
-            _check_size(output_format.text)
-            return _schema(output_format.text)
+            return _schema(_read_schema(output_format.text))
         case "regex":
             _check_size(output_format.text)
             return str(LLMatcher.grammar_from_regex(_unanchored(output_format.text)))
@@ -179,19 +205,25 @@ def _grammar(output_format: OutputFormat) -> str:
     raise _refusal(f"unknown kind {output_format.kind[:64]!r}")
 
 
-def _schema(text: str) -> str:
-    from llguidance import LLMatcher
-
+def _read_schema(text: str) -> dict[str, Any]:
+    """The schema in a client's text; InvalidRequest for what is none, or too large."""
+    _check_size(text)
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _refusal(f"the schema is no JSON: {_first_line(str(error))}") from error
     if not isinstance(schema, dict):
         raise _refusal("the schema must be a JSON object")
-    if _deeper(schema, _MAX_DEPTH):
-        raise _refusal(f"the schema is nested deeper than {_MAX_DEPTH}")
+    if _deeper(schema, MAX_DEPTH):
+        raise _refusal(f"the schema is nested deeper than {MAX_DEPTH}")
     # The client's own settings for the parser are no part of JSON schema.
     schema.pop("x-guidance", None)
+    return schema
+
+
+def _schema(schema: dict[str, Any]) -> str:
+    from llguidance import LLMatcher
+
     try:
         return str(LLMatcher.grammar_from_json_schema(schema, overrides=_OPTIONS))
     except ValueError as error:
@@ -200,15 +232,15 @@ def _schema(text: str) -> str:
 
 def _choices(choices: Sequence[str]) -> str:
     """A grammar whose only texts are these."""
-    if not 0 < len(choices) <= _MAX_CHOICES or not all(choices):
-        raise _refusal(f"choices takes 1 to {_MAX_CHOICES} texts, none of them empty")
+    if not 0 < len(choices) <= MAX_CHOICE_TEXTS or not all(choices):
+        raise _refusal(f"choices takes 1 to {MAX_CHOICE_TEXTS} texts, none of them empty")
     _check_size("".join(choices))
     return "start: " + " | ".join(json.dumps(choice) for choice in dict.fromkeys(choices))
 
 
 def _check_size(text: str) -> None:
-    if not 0 < len(text) <= _MAX_CHARS:
-        raise _refusal(f"a schema, regular expression or list of choices has 1 to {_MAX_CHARS} characters")
+    if not 0 < len(text) <= MAX_FORMAT:
+        raise _refusal(f"a schema, regular expression or list of choices has 1 to {MAX_FORMAT} characters")
 
 
 def _unanchored(regex: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from triptych.base.config import format_size
 from triptych.base.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Unavailable
 from triptych.base.hashing import prefix_root
+from triptych.base.request import MAX_TENANT_SALT
 from triptych.base.types import ItemPlan, SamplingParams
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.checkpoint.pooling import GENERATES, PoolingDefaults
@@ -42,8 +43,6 @@ from triptych.protos.convert import sampling_from_proto
 
 #: A week, in seconds.
 _MAX_TIMEOUT = 604800.0
-#: Tenant and cache_salt, each at most 256, and what keeps them apart.
-_MAX_SALT = 1024
 
 
 class InputProcessor:
@@ -232,16 +231,21 @@ class InputProcessor:
             )
         if output.finished is not None:
             return None
-        mask = None if params.output_format is None else self._grammars.state(params.output_format)
-        if (
-            reasoning is not None
-            and phase is not ReasoningPhase.ANSWER
-            and (mask is not None or budget is not None)
-        ):
-            mask = ReasoningMask(reasoning, phase, mask, budget, self._defaults.eos_token_ids)
-        if mask is not None and not mask.follow(received):
-            raise InvalidRequest("output_token_ids do not fit response_format", param="resume")
-        return mask
+        form = params.output_format
+        # A worker that left its schema open may have begun the output.
+        for as_written in (False, True) if received and form is not None and not form.open else (False,):
+            mask: FormatState | None = None
+            if form is not None:
+                mask = self._grammars.state(replace(form, open=form.open or as_written))
+            if (
+                reasoning is not None
+                and phase is not ReasoningPhase.ANSWER
+                and (mask is not None or budget is not None)
+            ):
+                mask = ReasoningMask(reasoning, phase, mask, budget, self._defaults.eos_token_ids)
+            if mask is None or mask.follow(received):
+                return mask
+        raise InvalidRequest("output_token_ids do not fit response_format", param="resume")
 
     def _check_names(self, message: pd_pb2.SubmitRequest) -> None:
         for field in ("request_id", "proxy_id"):
@@ -256,8 +260,8 @@ class InputProcessor:
             raise DeadlineExceeded("the request's time is over", param="timeout")
         if message.timeout > _MAX_TIMEOUT:
             raise InvalidRequest(f"timeout must be at most {_MAX_TIMEOUT:.0f} seconds", param="timeout")
-        if len(message.salt) > _MAX_SALT:
-            raise InvalidRequest(f"salt must have at most {_MAX_SALT} characters", param="salt")
+        if len(message.salt) > MAX_TENANT_SALT:
+            raise InvalidRequest(f"salt must have at most {MAX_TENANT_SALT} characters", param="salt")
 
     def _check_plans(self, plans: Sequence[ItemPlan]) -> None:
         cross, width = self._decoder.cross, self._row_width

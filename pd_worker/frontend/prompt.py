@@ -13,7 +13,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from triptych.base.errors import ConfigError, ContextTooLong, InvalidRequest
-from triptych.base.request import Message, TemplateOptions, TextPart
+from triptych.base.request import MAX_CHARS_PER_TOKEN, Message, TemplateOptions, TextPart
 from triptych.base.types import ItemPlan, MMFeature, Placement
 from triptych.models.base import DecoderSide
 from triptych.models.registry import family_of
@@ -34,8 +34,6 @@ from triptych.pd_worker.frontend.reasoning import Reasoning, find_reasoning
 from triptych.pd_worker.frontend.tokenization import GuardedTokenizer, load_tokenizer
 from triptych.pd_worker.frontend.wire import in_words, parse_pair, plain_text
 
-#: No vocabulary's token is longer, so that a longer text is too long before it is tokenised.
-_MAX_CHARS_PER_TOKEN = 128
 _NO_OPTIONS = TemplateOptions()
 
 
@@ -254,7 +252,7 @@ class PromptBuilder:
         return "".join(parts)
 
     def _check_length(self, characters: int, param: str) -> None:
-        if characters > self._max_model_len * _MAX_CHARS_PER_TOKEN:
+        if characters > self._max_model_len * MAX_CHARS_PER_TOKEN:
             raise ContextTooLong(
                 f"the prompt has {characters} characters, which is more than the {self._max_model_len} "
                 f"tokens that the model takes: shorten {param}",

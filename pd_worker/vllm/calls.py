@@ -50,8 +50,7 @@ class EngineFormats:
 
     def state(self, output_format: OutputFormat) -> EngineFormat:
         """InvalidRequest for what is not supported."""
-        self._native.state(output_format)
-        return EngineFormat(output_format)
+        return EngineFormat(self._native.state(output_format).output_format)
 
 
 def structured_outputs(output_format: OutputFormat) -> JsonObject:

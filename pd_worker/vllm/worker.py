@@ -20,7 +20,7 @@ from triptych.base.types import WorkerInfo
 from triptych.base.vllm_classes import class_of
 from triptych.models.registry import family_of, resolve_dtype
 from triptych.pd_worker.events.request_log import PDTraces
-from triptych.pd_worker.frontend.grammar import GrammarCompiler
+from triptych.pd_worker.frontend.grammar import compiler_of
 from triptych.pd_worker.vllm.calls import Embeddings, EngineFormats, ItemStore
 from triptych.pd_worker.vllm.connection import EngineConnection
 from triptych.pd_worker.vllm.engine import EngineMetrics, VLLMEngine
@@ -82,7 +82,7 @@ class VLLMWorker(PDWorker):
         metrics.busy.set_function(self._beat.busy.share)
         self.connect(
             self.engine,
-            EngineFormats(GrammarCompiler(model.tokenizer, model.defaults.eos_token_ids)),
+            EngineFormats(compiler_of(config, model.tokenizer, model.defaults.eos_token_ids)),
             self._beat,
             self._load,
             # vLLM loads items itself: their spans have no links.

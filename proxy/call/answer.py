@@ -127,7 +127,7 @@ class ChoiceReader:
         return numbered
 
 
-#: So much white space may stand before the start marker.
+#: So much white space may stand before the start marker, and so many line breaks before the end marker.
 _MAX_BLANKS = 64
 
 
@@ -198,6 +198,7 @@ class ReasoningSplitter:
 
     def _drop_label(self, final: bool) -> None:
         label, text = self._markers.label, self._buffer.lstrip("\n")
+        self._buffer = text
         if final or (text and not (label.startswith(text) and text != label)):
             self._place, self._buffer = _Place.REASONING, text.removeprefix(label)
 
@@ -207,10 +208,16 @@ class ReasoningSplitter:
         at = text.find(end)
         if at >= 0:
             self._place, self._buffer = _Place.BREAK, text[at + len(end) :]
-            return text[:at].rstrip("\n")
+            return _without_breaks(text[:at])
         keep = 0 if final else next((n for n in range(len(end) - 1, 0, -1) if text.endswith(end[:n])), 0)
         certain = text[: len(text) - keep]
         if not final:
-            certain = certain.rstrip("\n")
+            certain = _without_breaks(certain)
         self._buffer = text[len(certain) :]
         return certain
+
+
+def _without_breaks(text: str) -> str:
+    """Bounded, so that a run of line breaks is held back but once."""
+    kept, tail = text[:-_MAX_BLANKS], text[-_MAX_BLANKS:]
+    return kept + tail.rstrip("\n")

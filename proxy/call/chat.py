@@ -9,6 +9,8 @@ import msgspec
 
 from triptych.base.errors import InvalidRequest
 from triptych.base.request import (
+    MAX_LANGUAGE,
+    MAX_SPOKEN_PROMPT,
     AudioSlot,
     ItemSlot,
     Message,
@@ -73,13 +75,25 @@ class EncoderPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Transcription:
-    """What a speech model shall do; empty fields are the model's defaults. See `common.proto`."""
+    """What a speech model shall do; empty fields are the model's defaults. See `common.proto`.
+
+    InvalidRequest for a text that is too long.
+    """
 
     language: str = ""
     task: str = ""
     prompt: str = ""
     timestamps: bool = False
     detect_language: bool = False
+
+    def __post_init__(self) -> None:
+        for name, limit in (
+            ("language", MAX_LANGUAGE),
+            ("task", MAX_LANGUAGE),
+            ("prompt", MAX_SPOKEN_PROMPT),
+        ):
+            if len(getattr(self, name)) > limit:
+                raise InvalidRequest(f"{name} must be at most {limit} characters long", param=name)
 
 
 #: A client's word for a role, and the one that templates know.
@@ -103,10 +117,6 @@ class ChatMessage:
     tool_call_id: str | None = None
     #: Of an earlier answer.
     reasoning: str | None = None
-
-    @property
-    def parts(self) -> int:
-        return 1 if isinstance(self.content, str) else len(self.content)
 
     @property
     def text_length(self) -> int:
@@ -216,11 +226,6 @@ class ChatCall:
         So it is for one prompt of token ids beside media; a `decoder_prompt` gets the start token.
         """
         return self.encoder is not None and isinstance(self.prompt, tuple) and self.prompt_param == "prompt"
-
-    @property
-    def parts(self) -> int:
-        """Parts of all messages."""
-        return sum(message.parts for message in self.messages)
 
     @property
     def text_length(self) -> int:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from array import array
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import mul
 from typing import Protocol
-
-import numpy as np
 
 from triptych.base.request import TextPart
 from triptych.proxy.call.chat import ChatCall, ChatMessage, Done, Output, PoolingOptions
-from triptych.proxy.call.pooled import Vector, pool_all, vector_of
+from triptych.proxy.call.pooled import pool_all, vector_of
 from triptych.proxy.call.validation import check_image_count, check_text
 from triptych.proxy.media.source import ItemPart
 from triptych.proxy.media.spool import MediaHold
@@ -47,7 +48,7 @@ class PairScoring:
 
     async def scores(self, dispatcher: PooledDispatcher, count: Callable[[Done], None]) -> list[float]:
         """The score of every pair, in order: a reranker's, else the cosine of embeddings."""
-        vectors: dict[int, Vector] = {}
+        vectors: dict[int, array[float]] = {}
 
         def keep(index: int, done: Done) -> None:
             vectors[index] = vector_of(done)
@@ -59,7 +60,12 @@ class PairScoring:
             return [float(vectors[at][0]) for at in range(len(calls))]
         calls, pairs = self.text_calls()
         await pool_all(dispatcher.chat, calls, keep)
-        return [float(np.dot(vectors[one], vectors[two])) for one, two in pairs]
+        scores = []
+        for one, two in pairs:
+            scores.append(sum(map(mul, vectors[one], vectors[two])))
+            # A product is a fraction of a millisecond; there may be two thousand.
+            await asyncio.sleep(0)
+        return scores
 
     def pair_calls(self) -> tuple[ChatCall, ...]:
         """One call for each pair, for a model that scores pairs."""

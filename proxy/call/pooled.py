@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from array import array
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-
-import numpy as np
 
 from triptych.base.errors import DeadlineExceeded, InternalError, Overloaded
 from triptych.base.types import SamplingParams
@@ -20,14 +20,16 @@ from triptych.proxy.media.spool import MediaHold
 MAX_INPUTS = 2048
 #: Calls of one request under way at once: they fill a step of a PD worker, and leave places for others.
 AT_ONCE = 32
-Vector = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
 
-def vector_of(done: Done) -> Vector:
-    """The vector of a pooled call; InternalError for bytes that are none."""
+def vector_of(done: Done) -> array[float]:
+    """The vector of a pooled call, of float32; InternalError for bytes that are none."""
     if not done.pooled or len(done.pooled) % 4:
         raise InternalError("the PD worker has pooled nothing")
-    return np.frombuffer(done.pooled, "<f4")
+    vector = array("f", done.pooled)
+    if sys.byteorder == "big":
+        vector.byteswap()
+    return vector
 
 
 async def pool_all(

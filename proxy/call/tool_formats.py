@@ -386,9 +386,12 @@ class ToolParser:
 
     def _undecided(self) -> int:
         """Characters at the end that may yet belong to a call: the beginning of a tag, white space."""
+        if self._content_only:
+            return 0
         if self._format.first:
-            return 0 if self._content_only else len(self._buffer)
-        partial = _begun(self._buffer, self._format.opens[0])
+            partial = len(self._buffer.lstrip())
+        else:
+            partial = _begun(self._buffer, self._format.opens[0])
         return partial + _blanks_before(self._buffer, len(self._buffer) - partial)
 
     def _call_step(self, text: CallText, reading: Reading[None], final: bool) -> bool:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request import MAX_TOOLS
+from triptych.base.request import MAX_TOOLS, check_tools_size
 from triptych.base.types import OutputFormat
-from triptych.proxy.call.validation import check_depth, schema_format
+from triptych.proxy.call.json_text import check_depth
+from triptych.proxy.call.validation import schema_format
 from triptych.proxy.http.json_body import convert_field
 
-_ANY_OBJECT = {"type": "object"}
+#: Keywords beside which a function's parameters are none.
+_SAY_NOTHING = frozenset(("type", "title", "description", "$schema"))
 
 
 class FunctionBody(msgspec.Struct, kw_only=True):
@@ -50,7 +52,7 @@ class AllowedTools(msgspec.Struct):
     """The functions that may be called, or of which one has to be."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[FunctionChoice], Meta(min_length=1)]
+    tools: Annotated[list[FunctionChoice], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
 class AllowedChoice(msgspec.Struct, tag="allowed_tools"):
@@ -92,6 +94,7 @@ NO_TOOLS = ToolUse()
 
 def tool_use(tools: Sequence[Any] | None, choice: ToolChoice, parallel: bool | None) -> ToolUse:
     """What a request's `tools`, `tool_choice` and `parallel_tool_calls` mean together."""
+    encoded = _encoded(tools) if tools else b""
     by_name = _checked(tools) if tools else {}
     mode, names = _chosen(choice)
     for name in names:
@@ -107,12 +110,14 @@ def tool_use(tools: Sequence[Any] | None, choice: ToolChoice, parallel: bool | N
     if mode == "auto":
         shown = [tool for name, tool in by_name.items() if not names or name in names]
         schemas = {name: tool["function"].get("parameters") or {} for name, tool in by_name.items()}
-        return ToolUse(msgspec.json.encode(shown), CallForm.TAGGED, many, schemas=schemas)
+        told = encoded if len(shown) == len(by_name) else msgspec.json.encode(shown)
+        return ToolUse(told, CallForm.TAGGED, many, schemas=schemas)
     only_one = isinstance(choice, FunctionChoice)
     allowed = {name: tool for name, tool in by_name.items() if not names or name in names}
     schema = call_schema(allowed, many=many and not only_one)
-    forced = schema_format(schema, "tools")
-    return ToolUse(msgspec.json.encode(list(by_name.values())), CallForm.JSON, many, forced)
+    as_written = any(tool["function"].get("strict") is False for tool in allowed.values())
+    forced = replace(schema_format(schema, "tools"), open=as_written)
+    return ToolUse(encoded, CallForm.JSON, many, forced)
 
 
 def call_schema(tools: Mapping[str, Mapping[str, Any]], *, many: bool) -> dict[str, Any]:
@@ -124,7 +129,7 @@ def call_schema(tools: Mapping[str, Mapping[str, Any]], *, many: bool) -> dict[s
     definitions: dict[str, Any] = {}
     for index, (name, tool) in enumerate(tools.items()):
         place = f"tool{index}"
-        definitions[place] = _moved(tool["function"].get("parameters") or _ANY_OBJECT, f"#/$defs/{place}")
+        definitions[place] = _moved(_parameters(tool["function"]), f"#/$defs/{place}")
         calls.append(
             {
                 "type": "object",
@@ -136,6 +141,13 @@ def call_schema(tools: Mapping[str, Mapping[str, Any]], *, many: bool) -> dict[s
     call = calls[0] if len(calls) == 1 else {"anyOf": calls}
     body = {"type": "array", "minItems": 1, "items": call} if many else call
     return {**body, "$defs": definitions}
+
+
+def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of a function's arguments; one that names none takes none."""
+    schema = function.get("parameters") or {"type": "object"}
+    nothing = function.get("strict") is not False and schema.keys() <= _SAY_NOTHING
+    return {**schema, "properties": {}} if nothing else schema
 
 
 def _moved(schema: Any, root: str) -> Any:
@@ -152,9 +164,20 @@ def _moved(schema: Any, root: str) -> Any:
     return schema
 
 
-def _checked(tools: Sequence[Any]) -> dict[str, Mapping[str, Any]]:
+def _encoded(tools: Sequence[Any]) -> bytes:
+    """Their JSON, within its limits before anybody walks through it."""
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"tools takes at most {MAX_TOOLS} tools", param="tools")
+    try:
+        encoded = msgspec.json.encode(tools)
+    except RecursionError:
+        check_depth(tools, "tools")
+        raise
+    check_tools_size(len(encoded))
+    return encoded
+
+
+def _checked(tools: Sequence[Any]) -> dict[str, Mapping[str, Any]]:
     check_depth(tools, "tools")
     by_name: dict[str, Mapping[str, Any]] = {}
     for index, tool in enumerate(tools):

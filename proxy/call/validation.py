@@ -14,11 +14,13 @@ from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest, RequestError
 from triptych.base.request import (
-    MAX_BIASES,
-    MAX_DEPTH,
-    MAX_STOP_STRINGS,
-    MAX_TOKEN_ID,
-    LogitBias,
+    MAX_CHOICE_TEXTS,
+    MAX_FORMAT,
+    MAX_OPTIONS_BYTES,
+    MAX_PARTS,
+    MAX_SALT,
+    MAX_TEXT,
+    MAX_TOKEN_IDS,
     Logprobs,
     MinP,
     MinTokens,
@@ -30,19 +32,13 @@ from triptych.base.request import (
     TemplateOptions,
     TopK,
     TopP,
-    check_bad_words,
     check_limits,
+    check_lists,
 )
 from triptych.base.types import OutputFormat, SamplingParams
 from triptych.proxy.call.chat import ChatCall, ChatMessage, EncoderPrompt, modality_of
+from triptych.proxy.call.json_text import check_depth, decode_text
 
-MAX_SALT = 256
-#: Messages and content parts of one request.
-MAX_PARTS = 4096
-#: Characters of all texts of one request, and token ids of one prompt: above what any model takes.
-MAX_TEXT = 8 << 20
-MAX_TOKEN_IDS = 1 << 18
-_MAX_OPTIONS_BYTES = 16 << 10
 _SAMPLING_LIMITS = {
     "temperature": Temperature,
     "top_p": TopP,
@@ -69,17 +65,7 @@ def check_sampling(sampling: SamplingParams) -> SamplingParams:
         check_limits(param, getattr(sampling, param), kind)
     if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
         raise InvalidRequest("min_tokens must not exceed max_tokens", param="min_tokens")
-    if len(sampling.logit_bias) > MAX_BIASES:
-        raise InvalidRequest(f"logit_bias takes at most {MAX_BIASES} tokens", param="logit_bias")
-    for token, bias in sampling.logit_bias:
-        if not 0 <= token <= MAX_TOKEN_ID:
-            raise InvalidRequest("logit_bias must name token ids", param="logit_bias")
-        check_limits("logit_bias", bias, LogitBias)
-    if len(sampling.stop) > MAX_STOP_STRINGS:
-        raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings", param="stop")
-    check_bad_words(sampling.bad_words)
-    if any(not text for text in sampling.stop):
-        raise InvalidRequest("stop must not hold an empty string", param="stop")
+    check_lists(sampling)
     return replace(sampling, top_k=0) if sampling.top_k == -1 else sampling
 
 
@@ -101,28 +87,17 @@ def check_salt(salt: str) -> str:
 
 def check_options(options: Mapping[str, object], param: str = "mm_processor_kwargs") -> Mapping[str, object]:
     """`options` if they can be part of a key: finite numbers, 64-bit integers, bounded size and depth."""
-    check_depth(options, param)
     try:
         size = len(msgpack.packb(options))
     except (ValueError, OverflowError, RecursionError) as error:
+        check_depth(options, param)
         raise InvalidRequest(f"{param} holds a value that cannot be used: {error}", param=param) from None
-    if size > _MAX_OPTIONS_BYTES:
-        raise InvalidRequest(f"{param} must be below {_MAX_OPTIONS_BYTES} bytes", param=param)
+    if size > MAX_OPTIONS_BYTES:
+        raise InvalidRequest(f"{param} must be below {MAX_OPTIONS_BYTES} bytes", param=param)
+    check_depth(options, param)
     if not _finite(options):
         raise InvalidRequest(f"{param} must hold finite numbers", param=param)
     return options
-
-
-def check_depth(value: object, param: str, depth: int = 0) -> None:
-    """InvalidRequest when lists and objects are nested so deep that later readers would fail."""
-    if depth > MAX_DEPTH:
-        raise InvalidRequest(f"{param} must not be nested deeper than {MAX_DEPTH}", param=param)
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, (list, tuple)):
-        return
-    for inner in value:
-        check_depth(inner, param, depth + 1)
 
 
 def _finite(value: object) -> bool:
@@ -133,12 +108,13 @@ def _finite(value: object) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-def check_parts(count: int) -> None:
-    """Every message and part costs, however short its text."""
+def check_parts(count: int, param: str = "messages") -> None:
+    """Every message, part and call costs, however short its text: to be asked before each is looked at."""
     if count > MAX_PARTS:
         raise InvalidRequest(
-            f"messages holds {count} messages and parts; this server takes at most {MAX_PARTS}: join texts",
-            param="messages",
+            f"{param} holds {count} messages, parts and tool calls; this server takes at most {MAX_PARTS}: "
+            "join texts",
+            param=param,
         )
 
 
@@ -286,9 +262,6 @@ def _remedy(kind: ModelKind) -> str:
     return "prompt or encoder_prompt in POST /v1/completions"
 
 
-#: Characters of a schema or a regular expression.
-MAX_FORMAT = 64 << 10
-MAX_CHOICE_TEXTS = 1000
 #: What a PD worker calls the field, whatever the client called it.
 WORKERS_FIELD = "response_format"
 JSON_OBJECT = OutputFormat("json_object")
@@ -303,7 +276,7 @@ class ObjectFormat(msgspec.Struct, tag="json_object"):
 
 
 class NamedSchema(msgspec.Struct, kw_only=True):
-    """A JSON schema, which is always held to, whatever `strict` says."""
+    """A JSON schema, which is always held to; `strict` false: as it is written, with nothing closed."""
 
     name: str = ""
     description: str | None = None
@@ -353,14 +326,23 @@ def response_format(form: ResponseFormat) -> OutputFormat | None:
     """The form that OpenAI's field names."""
     if isinstance(form, TextFormat):
         return None
-    if isinstance(form, ObjectFormat) or form.json_schema.schema is None:
+    if isinstance(form, ObjectFormat):
         return JSON_OBJECT
-    return schema_format(form.json_schema.schema, "response_format.json_schema.schema")
+    named = form.json_schema
+    param = "response_format.json_schema.schema"
+    if named.schema is None:
+        raise InvalidRequest(f"{param} is missing: send a JSON schema, or the type json_object", param=param)
+    return replace(schema_format(named.schema, param), open=named.strict is False)
 
 
 def structured_outputs(body: Mapping[str, object], param: str = "structured_outputs") -> OutputFormat | None:
     """vLLM's {"json" | "regex" | "choice" | "json_object": …}; grammars and structural tags are refused."""
-    named = [key for key in ("json", "regex", "choice", "json_object") if body.get(key)]
+    # What is empty is named all the same: `{}` is a schema, and no text is among no choices.
+    named = [
+        key
+        for key in ("json", "regex", "choice", "json_object")
+        if body.get(key) is not None and not (key == "json_object" and body[key] is False)
+    ]
     for key in ("grammar", "structural_tag"):
         if body.get(key):
             raise InvalidRequest(
@@ -369,7 +351,10 @@ def structured_outputs(body: Mapping[str, object], param: str = "structured_outp
     if not named:
         return None
     if len(named) > 1:
-        raise InvalidRequest(f"{param} takes one of {', '.join(named)}", param=param)
+        raise InvalidRequest(
+            f"{param}.{named[1]} contradicts {param}.{named[0]}: leave one of them out",
+            param=f"{param}.{named[1]}",
+        )
     key, path = named[0], f"{param}.{named[0]}"
     if key == "json":
         return schema_format(body[key], path)
@@ -381,15 +366,18 @@ def structured_outputs(body: Mapping[str, object], param: str = "structured_outp
 def schema_format(schema: object, param: str) -> OutputFormat:
     """A JSON schema, as an object or as the text of one. What it says is the PD worker's to judge."""
     if isinstance(schema, str):
-        try:
-            schema = msgspec.json.decode(schema)
-        except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-            raise InvalidRequest(f"{param} is not valid JSON: {error}", param=param) from None
+        # White space and escapes in it are gone once it is encoded again.
+        schema = decode_text(schema, object, param, 4 * MAX_FORMAT)
     if not isinstance(schema, Mapping) and schema is not True:
         raise InvalidRequest(f"{param} must be a JSON schema: an object", param=param)
+    try:
+        text = "{}" if schema is True else msgspec.json.encode(schema).decode()
+    except RecursionError:
+        check_depth(schema, param)
+        raise
+    _short(text, param)
     check_depth(schema, param)
-    text = "{}" if schema is True else msgspec.json.encode(schema).decode()
-    return OutputFormat("json_schema", _short(text, param), param=param)
+    return OutputFormat("json_schema", text, param=param)
 
 
 def regex_format(pattern: object, param: str) -> OutputFormat:
@@ -400,9 +388,9 @@ def regex_format(pattern: object, param: str) -> OutputFormat:
 
 def choice_format(texts: object, param: str) -> OutputFormat:
     if (
-        not isinstance(texts, Sequence)
-        or not all(isinstance(text, str) and text for text in texts)
+        not isinstance(texts, list | tuple)
         or not 1 <= len(texts) <= MAX_CHOICE_TEXTS
+        or not all(isinstance(text, str) and text for text in texts)
     ):
         raise InvalidRequest(f"{param} must be a list of 1 to {MAX_CHOICE_TEXTS} texts", param=param)
     _short("".join(texts), param)
@@ -417,7 +405,7 @@ def name_field(error: RequestError, form: OutputFormat | None) -> RequestError:
     return type(error)(message, param=form.param, retry_after=error.retry_after)
 
 
-def _short(text: str, param: str) -> str:
-    if len(text) > MAX_FORMAT:
-        raise InvalidRequest(f"{param} must be at most {MAX_FORMAT} characters long", param=param)
+def _short(text: str, param: str, limit: int = MAX_FORMAT) -> str:
+    if len(text) > limit:
+        raise InvalidRequest(f"{param} must be at most {limit} characters long", param=param)
     return text

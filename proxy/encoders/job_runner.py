@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from grpc import StatusCode, aio
 
 from triptych.base.errors import InternalError, InvalidRequest, RequestError, TriptychError, error_from_code
+from triptych.base.hashing import tenant_digest
 from triptych.base.log import log_fields, short
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.types import ItemPlan
@@ -243,6 +244,7 @@ class JobRunner:
             damaged_digest=job.damaged_digest,
             re_encode=job.re_encode,
             direct=self._pool.reads_direct,
+            tenant=tenant_digest(source.tenant),
         )
         stream = self._transport.open_job(job.address, message, source.media, self._planned, source.trace)
         task = asyncio.create_task(self._follow(job.try_id, job, stream), name=f"job {job.try_id}")

@@ -11,7 +11,7 @@ from itertools import pairwise
 import msgspec
 from grpc import aio
 
-from triptych.base.hashing import rendezvous
+from triptych.base.hashing import rendezvous, tenant_digest
 from triptych.base.rpc.channels import MEDIA_FRAME_BYTES
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
 from triptych.proxy.splitter import SplitItem, VideoSegment
@@ -35,7 +35,9 @@ class VideoSplitter:
         self._channel = channel
         self._known: OrderedDict[str, Sequence[VideoSegment]] = OrderedDict()
 
-    async def segments(self, video: SplitItem, namespace: str, salt: str) -> Sequence[VideoSegment]:
+    async def segments(
+        self, video: SplitItem, namespace: str, salt: str, tenant: str = ""
+    ) -> Sequence[VideoSegment]:
         """The segments of a video; empty where it is one item, or no worker divides it in time."""
         key = video.mm_hash
         if key in self._known:
@@ -44,7 +46,7 @@ class VideoSplitter:
         for address in self._workers(key, namespace)[:_ASKED]:
             try:
                 async with asyncio.timeout(SPLIT_SECONDS):
-                    segments = self._known[key] = await self._ask(address, video, namespace, salt)
+                    segments = self._known[key] = await self._ask(address, video, namespace, salt, tenant)
             except (aio.AioRpcError, TimeoutError) as error:
                 logger.info("encoder worker %s does not divide a video: %r", address, error)
                 continue
@@ -58,7 +60,9 @@ class VideoSplitter:
         able = [info.address for info in serving if namespace in info.namespaces]
         return sorted(able, key=lambda address: rendezvous(key, address), reverse=True)
 
-    async def _ask(self, address: str, video: SplitItem, namespace: str, salt: str) -> Sequence[VideoSegment]:
+    async def _ask(
+        self, address: str, video: SplitItem, namespace: str, salt: str, tenant: str
+    ) -> Sequence[VideoSegment]:
         job = encoder_pb2.EncodeJob(
             job_id=f"split-{video.mm_hash[:12]}",
             mm_hash=video.mm_hash,
@@ -68,6 +72,7 @@ class VideoSplitter:
             salt=salt,
             media_bytes=video.media.nbytes,
             timeout=SPLIT_SECONDS,
+            tenant=tenant_digest(tenant),
         )
 
         async def requests() -> AsyncIterator[encoder_pb2.EncodeRequest]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any, NoReturn
 
@@ -20,7 +20,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from triptych.base.errors import InvalidRequest, RequestError, RequestTimeout, TooLarge
+from triptych.base.errors import InternalError, InvalidRequest, RequestError, RequestTimeout, TooLarge
 from triptych.base.tracing import attributes as names
 from triptych.base.tracing.context import context_of
 from triptych.base.tracing.server_span import CURRENT_SPAN, ServerSpan
@@ -28,62 +28,11 @@ from triptych.base.tracing.tracer import Tracer
 from triptych.protos import common_pb2, proxy_pb2
 from triptych.proxy.auth.middleware import Authenticator
 from triptych.proxy.grpc.connections import GrpcConnections
+from triptych.proxy.grpc.message_fields import FEW_FIELDS, has_at_most, message_of
 from triptych.proxy.http.refusals import CURRENT_ARRIVAL, Arrival, Refusals
+from triptych.proxy.parsing.parse import Parse
+from triptych.proxy.parsing.parsers import INLINE_BYTES, Parsers
 from triptych.proxy.quotas.table import QuotaTable
-
-#: Fields of one protobuf message, those of the messages in it included; numbers of a packed list are one.
-MAX_FIELDS = 1 << 16
-_BYTES = 2
-
-
-def check_fields(raw: bytes, descriptor: Any) -> None:
-    """TooLarge for a message of this type with too many fields; broken ones are left to the parser."""
-    pending = [(0, len(raw), descriptor)]
-    count = 0
-    try:
-        while pending:
-            at, end, kind = pending.pop()
-            while at < end:
-                count += 1
-                if count > MAX_FIELDS:
-                    raise TooLarge(f"the call's message holds more than {MAX_FIELDS} fields: send less")
-                key, at = _varint(raw, at)
-                begin, at = _skip(raw, at, key & 7)
-                field = kind.fields_by_number.get(key >> 3)
-                if key & 7 == _BYTES and field is not None and field.message_type is not None:
-                    pending.append((begin, min(at, end), field.message_type))
-    except (IndexError, ValueError):
-        return
-
-
-def _skip(raw: bytes, at: int, wire_type: int) -> tuple[int, int]:
-    """Where a field's content begins and ends."""
-    match wire_type:
-        case 0:
-            return at, _varint(raw, at)[1]
-        case 1:
-            return at, at + 8
-        case 5:
-            return at, at + 4
-        case 2:
-            size, begin = _varint(raw, at)
-            return begin, begin + size
-    raise ValueError("groups are not used")
-
-
-def _varint(raw: bytes, at: int) -> tuple[int, int]:
-    """A number, and where it ends."""
-    value = shift = 0
-    while True:
-        byte = raw[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
-        if shift > 63:
-            raise ValueError("not a number")
-
 
 _OPERATIONS = {"Chat": "chat", "Generate": "generate_content", "Embed": "embeddings"}
 
@@ -161,13 +110,18 @@ def server_options(quotas: QuotaTable) -> list[tuple[str, Any]]:
 
 
 class GrpcAdmission(aio.ServerInterceptor):
-    """Admits calls of all services but health, which is free. `authenticator` None: no keys are in use."""
+    """Admits calls of all services but health, which is free. `authenticator` None: no keys are in use.
+
+    `parses`: what the one message of a call becomes, by method; handlers get that in its place.
+    """
 
     def __init__(
         self,
         quotas: QuotaTable,
         authenticator: Authenticator | None,
         refusals: Refusals,
+        parsers: Parsers,
+        parses: Mapping[str, Parse[Any]],
         *,
         connections: GrpcConnections | None = None,
         tracer: Tracer | None = None,
@@ -176,6 +130,8 @@ class GrpcAdmission(aio.ServerInterceptor):
         self._quotas = quotas
         self._authenticator = authenticator
         self._refusals = refusals
+        self._parsers = parsers
+        self._parses = parses
         self._tracer = tracer
 
     async def intercept_service(
@@ -188,6 +144,8 @@ class GrpcAdmission(aio.ServerInterceptor):
             return handler
         if handler.request_streaming and handler_call_details.method != REFLECTION_METHOD:
             raise TypeError("this server has no calls with streamed requests but reflection")
+        if not handler.request_streaming and handler_call_details.method not in self._parses:
+            raise TypeError(f"nothing says how a message of {handler_call_details.method} is parsed")
         given = dict(handler_call_details.invocation_metadata).get("authorization", "")
         key = given if isinstance(given, bytes) else given.encode()
         return self._admitted(handler, key, handler_call_details.method)
@@ -198,7 +156,8 @@ class GrpcAdmission(aio.ServerInterceptor):
         async def one(messages: AsyncIterator[bytes], context: Context) -> Any:
             CURRENT_ARRIVAL.set(Arrival(method))
             try:
-                async with self._admit(authorization, context, handler, counts=False) as request:
+                async with self._let_in(authorization, context, counts=False) as (holder, stack):
+                    request = await self._receive(context, method, handler, holder, stack)
                     return await handler.unary_unary(request, context)
             except RequestError as error:
                 self._refused(method, error)
@@ -208,13 +167,15 @@ class GrpcAdmission(aio.ServerInterceptor):
             CURRENT_ARRIVAL.set(Arrival(method))
             try:
                 async with (
-                    self._admit(authorization, context, handler, counts=True) as request,
+                    self._let_in(authorization, context, counts=True) as (holder, stack),
                     traced_call(self._tracer, method, context),
-                    aclosing(handler.unary_stream(request, context)) as replies,
                 ):
-                    del request
-                    async for reply in replies:
-                        await _write(context, reply)
+                    request = await self._receive(context, method, handler, holder, stack)
+                    async with aclosing(handler.unary_stream(request, context)) as replies:
+                        # Nothing here keeps what the client has sent: the handler has it alone.
+                        del request
+                        async for reply in replies:
+                            await _write(context, reply)
             except RequestError as error:
                 self._refused(method, error)
                 await _abort(context, error)
@@ -224,7 +185,7 @@ class GrpcAdmission(aio.ServerInterceptor):
             try:
                 async with (
                     self._let_in(authorization, context, counts=False) as (holder, _),
-                    aclosing(self._short_messages(context, handler, holder)) as requests,
+                    aclosing(self._reflection_requests(context, holder)) as requests,
                     aclosing(handler.stream_stream(requests, context)) as replies,
                 ):
                     async for reply in replies:
@@ -246,15 +207,6 @@ class GrpcAdmission(aio.ServerInterceptor):
             self._refusals.add(error.status, method, error.code)
 
     @asynccontextmanager
-    async def _admit(
-        self, authorization: bytes, context: Context, handler: Any, *, counts: bool
-    ) -> AsyncIterator[Any]:
-        """The call's parsed message, counted until the call ends; RequestError when it is not let in."""
-        async with self._let_in(authorization, context, counts=counts) as (holder, stack):
-            # Nothing here keeps the message: the handler has it alone.
-            yield await self._receive(context, handler, holder, stack)
-
-    @asynccontextmanager
     async def _let_in(
         self, authorization: bytes, context: Context, *, counts: bool
     ) -> AsyncIterator[tuple[str, AsyncExitStack]]:
@@ -269,7 +221,7 @@ class GrpcAdmission(aio.ServerInterceptor):
                 await stack.enter_async_context(self._authenticator.admit(principal))
             yield holder, stack
 
-    async def _short_messages(self, context: Context, handler: Any, holder: str) -> AsyncGenerator[Any]:
+    async def _reflection_requests(self, context: Context, holder: str) -> AsyncGenerator[Any]:
         """The messages of a call with several, each counted while it arrives, until its client is silent."""
         bodies, messages = self._quotas["bodies"], self._quotas["messages"]
         while True:
@@ -283,11 +235,13 @@ class GrpcAdmission(aio.ServerInterceptor):
                     return
                 if len(raw) > REFLECTION_MAX_BYTES:
                     raise TooLarge(f"the message is longer than {REFLECTION_MAX_BYTES} bytes: send less")
-                request = _parsed(handler, raw)
+                request = message_of(raw, reflection_pb2.ServerReflectionRequest, FEW_FIELDS)
             yield request
 
-    async def _receive(self, context: Context, handler: Any, holder: str, stack: AsyncExitStack) -> Any:
-        """The call's message, parsed; `stack` holds its bytes.
+    async def _receive(
+        self, context: Context, method: str, handler: Any, holder: str, stack: AsyncExitStack
+    ) -> Any:
+        """What the call's message becomes; `stack` holds its bytes.
 
         How large a message is shows only when all of it is there: the largest possible is reserved before.
         """
@@ -296,7 +250,16 @@ class GrpcAdmission(aio.ServerInterceptor):
             body = stack.enter_context(await bodies.wait(holder, bodies.spec.largest))
             raw = await _message(context, messages.spec.total_seconds)
             body.remove(bodies.spec.largest - len(raw))
-            return _parsed(handler, raw)
+        parse = self._parses[method]
+        descriptor = handler.request_deserializer.__self__.DESCRIPTOR
+        try:
+            few = len(raw) <= INLINE_BYTES and has_at_most(FEW_FIELDS, raw, descriptor)
+            return await self._parsers.run(holder, raw, parse, parse, few=few)
+        except RequestError:
+            raise
+        except Exception:
+            logger.exception("a gRPC call")
+            raise InternalError("an unexpected error in the proxy") from None
 
 
 async def _message(context: Context, seconds: float) -> bytes:
@@ -309,14 +272,6 @@ async def _message(context: Context, seconds: float) -> bytes:
     if not isinstance(raw, bytes):
         raise InvalidRequest("the call has no message")
     return raw
-
-
-def _parsed(handler: Any, raw: bytes) -> Any:
-    check_fields(raw, handler.request_deserializer.__self__.DESCRIPTOR)
-    try:
-        return handler.request_deserializer(raw)
-    except Exception:
-        raise InvalidRequest("the call's message is not one of this method's types") from None
 
 
 async def _write(context: Context, reply: Any) -> None:

@@ -7,17 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-import msgspec
-
 from triptych.base.errors import InvalidRequest
-from triptych.base.request import FunctionCall, MessageToolCall, Role, TextPart
+from triptych.base.request import MAX_TEXT, FunctionCall, MessageToolCall, Role, TextPart
 from triptych.base.types import OutputFormat, SamplingParams
 from triptych.protos import common_pb2, proxy_pb2
 from triptych.proxy.call.chat import ROLES, ChatCall, ChatMessage
+from triptych.proxy.call.json_text import MAX_OPTIONS_TEXT, MAX_TOOLS_TEXT, decode_text
 from triptych.proxy.call.tools import FunctionChoice, FunctionName, ToolChoice, ToolUse, tool_use
 from triptych.proxy.call.validation import (
     JSON_OBJECT,
-    check_depth,
     check_image_count,
     check_options,
     check_parts,
@@ -45,6 +43,7 @@ def call_of(
         raise InvalidRequest("messages must hold at least one message", param="messages")
     in_range("timeout", request.timeout, 0, 86400)
     in_range("n", request.n, 0, max_choices)
+    check_parts(sum(1 + len(message.parts) + len(message.tool_calls) for message in request.messages))
     tools = _tools(request.tools)
     messages = tuple(_message(index, message) for index, message in enumerate(request.messages))
     sampling = sampling_of_message(request.sampling)
@@ -67,7 +66,6 @@ def call_of(
             continue_final_message=request.continue_final_message,
         ),
     )
-    check_parts(call.parts)
     check_text(call.text_length, "messages")
     check_image_count(len(call.items()), max_images)
     return call, tools
@@ -82,7 +80,7 @@ def _tools(tools: proxy_pb2.ChatTools) -> ToolUse:
     choice: ToolChoice = FunctionChoice(FunctionName(tools.function)) if tools.function else None
     if choice is None:
         choice = convert_field(tools.choice or None, cast("type[Any]", ToolChoice), "tool_choice")
-    return tool_use(_json(tools.tools, list[object], "tools"), choice, not tools.single_call)
+    return tool_use(_json(tools.tools, list[object], "tools", MAX_TOOLS_TEXT), choice, not tools.single_call)
 
 
 def _message(index: int, message: proxy_pb2.ChatMessage) -> ChatMessage:
@@ -119,7 +117,7 @@ def _tool_calls(message: proxy_pb2.ChatMessage, role: Role, path: str) -> tuple[
         raise InvalidRequest(f"{path}: only assistant messages have them", param=path)
     calls = []
     for at, call in enumerate(message.tool_calls):
-        arguments = _json(call.arguments, dict[str, object], f"{path}[{at}].arguments") or {}
+        arguments = _json(call.arguments, dict[str, object], f"{path}[{at}].arguments", MAX_TEXT) or {}
         calls.append(MessageToolCall(FunctionCall(call.name, arguments), call.id))
     return tuple(calls)
 
@@ -135,16 +133,9 @@ def _part(part: proxy_pb2.ChatPart, kind: str, param: str) -> TextPart | ItemPar
     return _FILES[name].of_url(value, param) if is_url else _FILES[name](value, param)
 
 
-def _json(text: str, kind: type[T], param: str) -> T | None:
+def _json(text: str, kind: type[T], param: str, most: int = MAX_OPTIONS_TEXT) -> T | None:
     """None for an empty text."""
-    if not text:
-        return None
-    try:
-        value = msgspec.json.decode(text, type=kind)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise InvalidRequest(f"{param} holds no such JSON: {error}", param=param) from None
-    check_depth(value, param)
-    return value
+    return decode_text(text, kind, param, most) if text else None
 
 
 def sampling_of_message(sampling: common_pb2.SamplingParams) -> SamplingParams:
@@ -183,7 +174,7 @@ def sampling_of_message(sampling: common_pb2.SamplingParams) -> SamplingParams:
 def _format(form: common_pb2.OutputFormat) -> OutputFormat | None:
     kind = form.WhichOneof("body")
     if kind == "json_schema":
-        return schema_format(form.json_schema, "output_format.json_schema")
+        return replace(schema_format(form.json_schema, "output_format.json_schema"), open=form.open)
     if kind == "regex":
         return regex_format(form.regex, "output_format.regex")
     if kind == "choices":

@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, replace
 
 from triptych.base.errors import InvalidRequest
 from triptych.protos import proxy_pb2
 from triptych.proxy.call.chat import ChatCall, Done, PoolingOptions, RawPrompt
 from triptych.proxy.call.pairs import Content, Pair, PairScoring, check_pairs
 from triptych.proxy.call.pooled import MAX_INPUTS, input_calls, pool_all, pooled_call, vector_of
-from triptych.proxy.call.validation import check_text, check_token_count, in_range
+from triptych.proxy.call.validation import check_parts, check_text, check_token_count, in_range
 from triptych.proxy.dispatcher import Dispatcher
+from triptych.proxy.grpc.message_fields import message_of
 from triptych.proxy.grpc.request import call_of, content_of, processor_options
 from triptych.proxy.quotas.quota import HOLDER
+
+
+@dataclass(frozen=True, slots=True)
+class RankRequest:
+    """Pairs to score, and the number of best ones to report; 0 for all."""
+
+    pairs: PairScoring
+    top_n: int
+
+
+def parse_embed(raw: bytes, *, max_images: int, timeout: float) -> list[ChatCall]:
+    """The calls that an EmbedRequest holds. InvalidRequest names what is wrong with it."""
+    return embed_calls(message_of(raw, proxy_pb2.EmbedRequest), max_images=max_images, timeout=timeout)
+
+
+def parse_rank(raw: bytes, *, max_images: int, timeout: float) -> RankRequest:
+    """The request that a RerankRequest holds. InvalidRequest names what is wrong with it."""
+    request = message_of(raw, proxy_pb2.RerankRequest)
+    return RankRequest(rerank_pairs(request, max_images=max_images, timeout=timeout), request.top_n)
 
 
 def embed_calls(request: proxy_pb2.EmbedRequest, *, max_images: int, timeout: float) -> list[ChatCall]:
@@ -44,7 +64,9 @@ def embed_calls(request: proxy_pb2.EmbedRequest, *, max_images: int, timeout: fl
     return input_calls(first, prompts, "inputs", several=True)
 
 
-async def embeddings(dispatcher: Dispatcher, calls: Sequence[ChatCall]) -> AsyncIterator[proxy_pb2.Embedding]:
+async def embeddings(
+    dispatcher: Dispatcher, calls: Sequence[ChatCall]
+) -> AsyncGenerator[proxy_pb2.Embedding]:
     """The embeddings of the calls, in order, once all are there: they count as memory of replies."""
     ends: dict[int, Done] = {}
     with dispatcher.quotas["replies"].hold(HOLDER.get(), 0) as hold:
@@ -67,6 +89,7 @@ async def embeddings(dispatcher: Dispatcher, calls: Sequence[ChatCall]) -> Async
 def rerank_pairs(request: proxy_pb2.RerankRequest, *, max_images: int, timeout: float) -> PairScoring:
     """The pairs to score; InvalidRequest names the field at fault."""
     _check_count(request.documents, "documents")
+    check_parts(len(request.query.parts) + sum(len(each.parts) for each in request.documents), "documents")
     query = _content(request.query, "query")
     pairs = [
         Pair(query, "query", _content(document, f"documents[{at}]"), f"documents[{at}]")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from grpc import aio
@@ -19,10 +20,54 @@ from triptych.proxy.call.pairs import best_first
 from triptych.proxy.call.tools import ToolUse
 from triptych.proxy.call.validation import check_salt, check_token_count, in_range
 from triptych.proxy.dispatcher import Dispatcher
+from triptych.proxy.grpc.message_fields import message_of
 from triptych.proxy.grpc.request import call_of, processor_options, sampling_of_message
-from triptych.proxy.grpc.retrieval import embed_calls, embeddings, rerank_pairs
+from triptych.proxy.grpc.retrieval import RankRequest, embeddings, parse_embed, parse_rank
 from triptych.proxy.media.source import AudioPart, ImagePart
+from triptych.proxy.parsing.parse import Option, Parse
 from triptych.proxy.pool import WorkerPool
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRequest:
+    """A call that is answered with text, and what its events hold."""
+
+    call: ChatCall
+    tools: ToolUse
+    return_token_ids: bool
+
+
+def parse_chat(raw: bytes, *, max_images: int, timeout: float, max_choices: int) -> AnswerRequest:
+    """The request that a ChatRequest holds. InvalidRequest names what is wrong with it."""
+    request = message_of(raw, proxy_pb2.ChatRequest)
+    call, tools = call_of(request, max_images=max_images, timeout=timeout, max_choices=max_choices)
+    return AnswerRequest(call, tools, request.return_token_ids)
+
+
+def parse_generate(raw: bytes, *, timeout: float, max_choices: int) -> AnswerRequest:
+    """The request that a GenerateRequest holds. InvalidRequest names what is wrong with it."""
+    request = message_of(raw, proxy_pb2.GenerateRequest)
+    call = generate_call(request, timeout=timeout, max_choices=max_choices)
+    return AnswerRequest(call, ToolUse(), request.return_token_ids)
+
+
+def parse_models(raw: bytes) -> proxy_pb2.ListModelsRequest:
+    return message_of(raw, proxy_pb2.ListModelsRequest)
+
+
+def parses_of(*, max_images: int, timeout: float, max_choices: int) -> dict[str, Parse[Any]]:
+    """How the message of each call is parsed, by method; `timeout` is the longest that a call may take."""
+    of_choices: dict[str, Option] = {"timeout": timeout, "max_choices": max_choices}
+    of_images: dict[str, Option] = {"timeout": timeout, "max_images": max_images}
+    parses: dict[str, Parse[Any]] = {
+        "Chat": Parse(parse_chat, of_choices | of_images),
+        "Generate": Parse(parse_generate, of_choices),
+        "Embed": Parse(parse_embed, of_images),
+        "Rerank": Parse(parse_rank, of_images),
+        "ListModels": Parse(parse_models),
+    }
+    (service,) = proxy_pb2.DESCRIPTOR.services_by_name.values()
+    return {f"/{service.full_name}/{name}": parse for name, parse in parses.items()}
 
 
 def generate_call(request: proxy_pb2.GenerateRequest, *, timeout: float, max_choices: int) -> ChatCall:
@@ -105,7 +150,6 @@ def _transcription(request: proxy_pb2.GenerateRequest) -> Transcription | None:
 
 logger = logging.getLogger(__name__)
 
-R = TypeVar("R", proxy_pb2.ChatRequest, proxy_pb2.GenerateRequest)
 E = TypeVar("E")
 Context = aio.ServicerContext[Any, Any]
 
@@ -124,67 +168,35 @@ async def _guarded(events: AsyncGenerator[E]) -> AsyncIterator[E]:
 
 
 class ProxyServicer(proxy_pb2_grpc.ProxyServiceServicer):
-    """Translates and nothing else. RequestErrors are for `GrpcAdmission`, which ends the calls with them."""
+    """Answers what `parses_of` makes of the messages, which `GrpcAdmission` hands on.
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        pool: WorkerPool,
-        *,
-        max_images: int,
-        timeout: float,
-        max_choices: int = 16,
-    ) -> None:
+    RequestErrors are for that one too: it ends the calls with them.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, pool: WorkerPool) -> None:
         self._dispatcher = dispatcher
-        self._max_choices = max_choices
         self._pool = pool
-        self._max_images = max_images
-        self._timeout = timeout
 
-    def Chat(self, request: proxy_pb2.ChatRequest, context: Context) -> AsyncIterator[proxy_pb2.ChatEvent]:
-        return _guarded(self._answer(request, self._chat_call))
+    def Chat(self, request: AnswerRequest, context: Context) -> AsyncIterator[proxy_pb2.ChatEvent]:
+        return _guarded(self._answer(request))
 
-    def Generate(
-        self, request: proxy_pb2.GenerateRequest, context: Context
-    ) -> AsyncIterator[proxy_pb2.ChatEvent]:
-        return _guarded(self._answer(request, self._generate_call))
+    def Generate(self, request: AnswerRequest, context: Context) -> AsyncIterator[proxy_pb2.ChatEvent]:
+        return _guarded(self._answer(request))
 
-    def Embed(self, request: proxy_pb2.EmbedRequest, context: Context) -> AsyncIterator[proxy_pb2.Embedding]:
-        return _guarded(self._embed(request))
+    def Embed(self, request: list[ChatCall], context: Context) -> AsyncIterator[proxy_pb2.Embedding]:
+        return _guarded(embeddings(self._dispatcher, request))
 
-    def Rerank(
-        self, request: proxy_pb2.RerankRequest, context: Context
-    ) -> AsyncIterator[proxy_pb2.RankedDocument]:
+    def Rerank(self, request: RankRequest, context: Context) -> AsyncIterator[proxy_pb2.RankedDocument]:
         return _guarded(self._rerank(request))
 
-    def _chat_call(self, request: proxy_pb2.ChatRequest) -> tuple[ChatCall, ToolUse]:
-        images, choices = self._max_images, self._max_choices
-        return call_of(request, max_images=images, timeout=self._timeout, max_choices=choices)
-
-    def _generate_call(self, request: proxy_pb2.GenerateRequest) -> tuple[ChatCall, ToolUse]:
-        return generate_call(request, timeout=self._timeout, max_choices=self._max_choices), ToolUse()
-
-    async def _embed(self, request: proxy_pb2.EmbedRequest) -> AsyncGenerator[proxy_pb2.Embedding]:
-        calls = embed_calls(request, max_images=self._max_images, timeout=self._timeout)
-        del request  # it holds the media again
-        async for embedding in embeddings(self._dispatcher, calls):
-            yield embedding
-
-    async def _rerank(self, request: proxy_pb2.RerankRequest) -> AsyncGenerator[proxy_pb2.RankedDocument]:
-        top_n = request.top_n
-        pairs = rerank_pairs(request, max_images=self._max_images, timeout=self._timeout)
-        del request
-        scores = await pairs.scores(self._dispatcher, lambda done: None)
-        for index in best_first(scores, top_n):
+    async def _rerank(self, request: RankRequest) -> AsyncGenerator[proxy_pb2.RankedDocument]:
+        scores = await request.pairs.scores(self._dispatcher, lambda done: None)
+        for index in best_first(scores, request.top_n):
             yield proxy_pb2.RankedDocument(index=index, score=scores[index])
 
-    async def _answer(
-        self, request: R, parse: Callable[[R], tuple[ChatCall, ToolUse]]
-    ) -> AsyncGenerator[proxy_pb2.ChatEvent]:
-        call, tools = parse(request)
-        events = _Events(request.return_token_ids, tools, call.n)
-        del request  # it holds the media again
-        async with aclosing(self._dispatcher.chat(call)) as batches:
+    async def _answer(self, request: AnswerRequest) -> AsyncGenerator[proxy_pb2.ChatEvent]:
+        events = _Events(request.return_token_ids, request.tools, request.call.n)
+        async with aclosing(self._dispatcher.chat(request.call)) as batches:
             async for outputs in batches:
                 for output in outputs:
                     if (event := events.of(output)) is not None:

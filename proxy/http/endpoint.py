@@ -8,9 +8,9 @@ import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from contextvars import ContextVar
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -21,7 +21,9 @@ from triptych.base.errors import InternalError, InvalidRequest, MethodNotAllowed
 from triptych.base.log import log_fields
 from triptych.base.request import unknown_field
 from triptych.base.tracing.server_span import CURRENT_SPAN
-from triptych.proxy.http.json_body import error_event, error_json, retry_after
+from triptych.proxy.http.json_body import FEW_VALUES, count_values, error_event, error_json, retry_after
+from triptych.proxy.parsing.parse import Parse
+from triptych.proxy.parsing.parsers import INLINE_BYTES, THREAD_BYTES, Parsers
 from triptych.proxy.quotas.quota import HOLDER, Hold, Quota
 
 #: Where a request's scope has its `Connection`.
@@ -153,10 +155,6 @@ WRITE_SECONDS = 60.0
 PIECE_BYTES = 64 << 10
 #: Least time between two writes to one client that takes a burst.
 BURST_SECONDS = 0.005
-#: Bodies above this are parsed off the event loop.
-INLINE_BODY = 64 << 10
-#: One thread: parsers hold the interpreter's lock, and a text takes up to five times its bytes meanwhile.
-_PARSER = ThreadPoolExecutor(1, thread_name_prefix="parse")
 Headers = Sequence[tuple[bytes, bytes]]
 _STREAM_HEADERS: Headers = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -185,13 +183,13 @@ class PostEndpoint(ABC, Generic[P]):
     body: type[msgspec.Struct]
     reject_unknown = False
 
-    def __init__(self, parser: Quota, *, max_body: int) -> None:
-        self._parser = parser
+    def __init__(self, parsers: Parsers, *, max_body: int) -> None:
+        self._parsers = parsers
         self._max_body = max_body
 
     @abstractmethod
-    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> P:
-        """The request in a body; of a large one in a thread."""
+    def parse(self, request_id: str, content_type: bytes = b"") -> Parse[P]:
+        """How a body becomes the request; the parse of a large one is tried in a process before."""
 
     @abstractmethod
     async def answer(self, request: P, reply: HttpReply) -> None:
@@ -225,14 +223,13 @@ class PostEndpoint(ABC, Generic[P]):
         if not raw:
             raise InvalidRequest(f"the request body is empty: {self.expected}", param="body")
         content_type = headers.get(b"content-type", b"")
-        if len(raw) <= INLINE_BODY:
-            return self._parse(raw, reply, content_type)
-        loop = asyncio.get_running_loop()
-        with await self._parser.wait(HOLDER.get(), 1):
-            return await loop.run_in_executor(_PARSER, self._parse, raw, reply, content_type)
+        parse = self.parse(reply.request_id, content_type)
+        few = len(raw) <= INLINE_BYTES and count_values(raw) <= FEW_VALUES
+        work = partial(self._parsed, parse, reply)
+        return await self._parsers.run(HOLDER.get(), raw, parse, work, few=few)
 
-    def _parse(self, raw: bytes, reply: HttpReply, content_type: bytes) -> P:
-        request = self.parse(raw, reply.request_id, content_type)
+    def _parsed(self, parse: Parse[P], reply: HttpReply, raw: bytes) -> P:
+        request = parse(raw)
         names = self.names(raw, request)
         reply.headers = ignored_header(names, self.body.__struct_fields__, reject=self.reject_unknown)
         return request
@@ -248,7 +245,7 @@ class PostEndpoint(ABC, Generic[P]):
             chunks.append(message.get("body", b""))
             size += len(chunks[-1])
             if size <= self._max_body and not message.get("more_body", False):
-                return b"".join(chunks)
+                return await _joined(chunks, size)
         limit = format_size(self._max_body)
         raise TooLarge(f"the request body is above {limit}; {self.smaller}", param="body")
 
@@ -273,6 +270,13 @@ class PostEndpoint(ABC, Generic[P]):
             await asyncio.gather(answer, watch, return_exceptions=True)
             # An error's traceback holds this frame, and the task the error: a cycle would keep the body.
             del answer, watch, task
+
+
+async def _joined(chunks: list[bytes], size: int) -> bytes:
+    """The chunks as one; many are joined in a thread, which lets the interpreter's lock go meanwhile."""
+    if size <= THREAD_BYTES:
+        return b"".join(chunks)
+    return await asyncio.to_thread(b"".join, chunks)
 
 
 class BodyMiddleware:

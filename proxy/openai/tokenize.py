@@ -9,14 +9,15 @@ import msgspec
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request import TokenId
+from triptych.base.request import MAX_TOKEN_IDS, TokenId
 from triptych.protos import pd_pb2
 from triptych.proxy.call.chat import ChatCall
-from triptych.proxy.call.validation import MAX_TOKEN_IDS, check_text, check_token_count
+from triptych.proxy.call.prompt_length import characters_of
+from triptych.proxy.call.validation import check_text, check_token_count
 from triptych.proxy.http.endpoint import HttpReply
 from triptych.proxy.http.json_body import decode_body, to_json
 from triptych.proxy.openai.chat.endpoint import CallEndpoint
-from triptych.proxy.openai.chat.request import ChatBody, MessageBody, call_of
+from triptych.proxy.openai.chat.request import ChatBody, Messages, call_of
 from triptych.proxy.openai.fields.sampling import (
     ChatTools,
     ContinueFinal,
@@ -25,6 +26,7 @@ from triptych.proxy.openai.fields.sampling import (
     SpecialTokens,
     TemplateVariables,
 )
+from triptych.proxy.parsing.parse import Parse
 from triptych.proxy.pd.queries import Tokenized
 from triptych.proxy.pd.wire import prompt_to_proto, template_to_proto
 from triptych.proxy.splitter import pd_messages
@@ -35,7 +37,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 
     prompt: Annotated[str | None, Meta(description="A text.")] = None
     messages: Annotated[
-        list[MessageBody] | None,
+        Messages | None,
         Meta(description="The conversation. Images are parts of a message's content."),
     ] = None
     model: ModelName = None
@@ -59,10 +61,12 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class TokenizeQuery:
-    """A question to a PD worker, and whose model it is about."""
+    """A question to a PD worker, whose model it is about, and how long a text it asks for."""
 
     model: str
     message: pd_pb2.TokenizeRequest
+    characters: int
+    param: str
 
 
 _tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
@@ -82,7 +86,8 @@ def parse_tokenize(raw: bytes, request_id: str, *, max_images: int) -> TokenizeQ
         )
     if body.prompt is not None:
         check_text(len(body.prompt), "prompt")
-        return TokenizeQuery(body.model or "", pd_pb2.TokenizeRequest(prompt=prompt_to_proto(body.prompt)))
+        message = pd_pb2.TokenizeRequest(prompt=prompt_to_proto(body.prompt))
+        return TokenizeQuery(body.model or "", message, len(body.prompt), "prompt")
     chat = ChatBody(
         messages=body.messages or [],
         model=body.model,
@@ -96,10 +101,10 @@ def parse_tokenize(raw: bytes, request_id: str, *, max_images: int) -> TokenizeQ
 
 def query_of(call: ChatCall) -> TokenizeQuery:
     """The question for the tokens of a conversation."""
-    message = pd_pb2.TokenizeRequest(
-        messages=pd_messages(call.messages), template=template_to_proto(call.template)
-    )
-    return TokenizeQuery(call.model, message)
+    messages = pd_messages(call.messages)
+    check_text(len(messages), "messages")
+    message = pd_pb2.TokenizeRequest(messages=messages, template=template_to_proto(call.template))
+    return TokenizeQuery(call.model, message, characters_of(call.messages), "messages")
 
 
 def parse_detokenize(raw: bytes) -> DetokenizeBody:
@@ -114,11 +119,12 @@ class TokenizeEndpoint(CallEndpoint[TokenizeQuery]):
 
     body: type[msgspec.Struct] = TokenizeBody
 
-    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> TokenizeQuery:
-        return parse_tokenize(raw, request_id, max_images=self.limits.max_images)
+    def parse(self, request_id: str, content_type: bytes = b"") -> Parse[TokenizeQuery]:
+        return Parse(parse_tokenize, {"request_id": request_id, "max_images": self.limits.max_images})
 
     async def tokenized(self, query: TokenizeQuery) -> Tokenized:
         model = self.dispatcher.resolve_model(query.model)
+        self.dispatcher.admission.check_length(model, query.characters, query.param)
         async with self.dispatcher.admission.query():
             return await self.queries.tokenize(model, query.message)
 
@@ -135,8 +141,8 @@ class DetokenizeEndpoint(CallEndpoint[DetokenizeBody]):
 
     body = DetokenizeBody
 
-    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> DetokenizeBody:
-        return parse_detokenize(raw)
+    def parse(self, request_id: str, content_type: bytes = b"") -> Parse[DetokenizeBody]:
+        return Parse(parse_detokenize)
 
     async def answer(self, request: DetokenizeBody, reply: HttpReply) -> None:
         model = self.dispatcher.resolve_model(request.model or "")

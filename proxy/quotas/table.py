@@ -146,6 +146,15 @@ def _body_quotas(config: ProxyConfig) -> tuple[QuotaSpec, ...]:
             "they wait, one of each key in turn; then 429 with Retry-After",
             wait_seconds=60.0,
         ),
+        QuotaSpec(
+            "parser-processes",
+            2,
+            "bodies",
+            "processes that parse bodies above 1 MiB first",
+            "",
+            "as for the thread; above 5 s of a core or 1 GiB of memory 413",
+            wait_seconds=60.0,
+        ),
     )
 
 

@@ -214,7 +214,7 @@ def test_a_chat_body_is_a_call_or_an_error_of_ours(fuzzer: Fuzzer) -> None:
 
 def test_a_body_of_another_endpoint_is_taken_or_an_error_of_ours(fuzzer: Fuzzer) -> None:
     nobody: Any = None
-    dispatcher: Any = SimpleNamespace(quotas={"parser": None})
+    dispatcher: Any = SimpleNamespace(parsers=None)
     tokenize = TokenizeEndpoint(dispatcher, nobody, ApiLimits(max_images=4))
     detokenize = DetokenizeEndpoint(dispatcher, nobody, ApiLimits())
 
@@ -231,9 +231,9 @@ def test_a_body_of_another_endpoint_is_taken_or_an_error_of_ours(fuzzer: Fuzzer)
                 case "messages":
                     as_sent(messages_request.parse_messages(raw, "r", max_images=4, timeout=1.0).call)
                 case "tokenize":
-                    tokenize.parse(raw, "r").message.SerializeToString()
+                    tokenize.parse("r")(raw).message.SerializeToString()
                 case _:
-                    detokenize.parse(raw, "r")
+                    detokenize.parse("r")(raw)
         except RequestError as error:
             refused_well(error)
 

@@ -117,6 +117,13 @@ def test_a_bias_by_distance_is_that_of_sdpa(kv_heads: int) -> None:
     torch.testing.assert_close(actual, sdpa, atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
+def test_sinks_are_those_of_sdpa(dtype: torch.dtype, atol: float) -> None:
+    sinks = torch.linspace(-3, 6, HEADS, device="cuda")
+    actual, sdpa = (step(name, dtype, 2, None, s_aux=sinks) for name in ("triton", "sdpa"))
+    torch.testing.assert_close(actual, sdpa, atol=atol, rtol=1e-2)
+
+
 @pytest.mark.parametrize("dim", [64, 72, 96, 128, 160, 256])
 @pytest.mark.parametrize(
     ("dtype", "atol"), [(torch.float32, 1e-4), (torch.float16, 1e-2), (torch.bfloat16, 3e-2)]

@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests_of import TestFiles
+
 ROOT = Path(__file__).resolve().parents[2]
 #: Where decisions are made.
 DECIDES = re.compile(
@@ -71,19 +73,8 @@ def sites(root: Path) -> list[dict[str, Any]]:
 
 def selection(tree: Path, path: str, limit: int) -> list[str]:
     """Test files that name the mutated module, then those that name its package: the fewest imports first."""
-    dotted = "triptych." + path.removeprefix("triptych/").removesuffix(".py").replace("/", ".")
-    package, _, name = dotted.rpartition(".")
-    files = {file: file.read_text() for file in sorted((tree / "tests").rglob("test_*.py"))}
-
-    def naming(pattern: str) -> list[str]:
-        found = [file for file, text in files.items() if re.search(pattern, text, re.MULTILINE)]
-        found.sort(
-            key=lambda file: ("unit" not in file.parts, len(re.findall(r"^from|^import", files[file], re.M)))
-        )
-        return [str(file.relative_to(tree)) for file in found]
-
-    exact = naming(rf"{re.escape(dotted)}\b|^from {re.escape(package)} import .*\b{name}\b")
-    return list(dict.fromkeys([*exact, *naming(rf"{re.escape(package)}\b")]))[:limit]
+    files = TestFiles(tree)
+    return list(dict.fromkeys([*files.of_module(path), *files.of_package(path)]))[:limit]
 
 
 def verdict(tree: Path, site: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:

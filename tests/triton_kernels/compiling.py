@@ -15,7 +15,7 @@ from triton.compiler import ASTSource
 
 from triptych.kernels import paged_attention
 
-_POINTERS = ("query", "keys", "values", "partial", "out", "sums", "bias")
+_POINTERS = ("query", "keys", "values", "partial", "out", "sums", "bias", "sinks")
 #: Numbers of these are strides.
 _STRIDED = ("query_", "key_", "value_", "out_", "partial_", "sum_")
 _INDICES = ("tables", "lengths", "starts", "spans")
@@ -28,9 +28,13 @@ CASES: tuple[tuple[str, int, int, int, dict[str, Any]], ...] = (
     ("bf16", 64, 64, 99, {"SPANS": True, "CHUNK": True, "BIAS": 2}),
     ("bf16", 64, 64, 1, {"SPLIT": True, "BIAS": 1}),
     ("bf16", 64, 64, 99, {"CAUSAL": False}),
+    ("bf16", 64, 64, 99, {"WINDOW": True, "SINKS": True}),
+    ("bf16", 64, 64, 1, {"SINKS": True, "SPLIT": True}),
     ("bf16", 64, 64, 1, {"CAUSAL": False, "SPLIT": True}),
 )
-_OFF: dict[str, Any] = dict.fromkeys(("WINDOW", "CHUNK", "SOFTCAP", "SPANS", "WHOLE", "SPLIT"), False)
+_OFF: dict[str, Any] = dict.fromkeys(
+    ("WINDOW", "CHUNK", "SOFTCAP", "SPANS", "WHOLE", "SINKS", "SPLIT"), False
+)
 
 
 def compiled(kernel: Any, capability: int, dtype: str, constants: dict[str, Any], *, split: bool) -> Any:
@@ -43,7 +47,7 @@ def compiled(kernel: Any, capability: int, dtype: str, constants: dict[str, Any]
             signature[name] = "*i64"
         elif name in _POINTERS:
             signature[name] = (
-                "*fp32" if name in ("partial", "sums") or (split and name == "out") else f"*{dtype}"
+                "*fp32" if name in ("partial", "sums", "sinks") or (split and name == "out") else f"*{dtype}"
             )
         else:
             signature[name] = "fp32" if name in ("scale", "softcap") else "i32"

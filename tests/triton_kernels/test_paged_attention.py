@@ -13,6 +13,7 @@ from support.engine.attention_case import (
     BATCH,
     FULL_BLOCKS,
     LONG,
+    SINKS,
     Case,
     Chunk,
     bias_by_distance,
@@ -71,6 +72,17 @@ def test_a_bias_by_positions_counts_in_prefill_and_decode(processors, chunks, wi
     poison(case)
     options = {} if window is None else {"sliding_window": window}
     close(case.attend("triton", bias=bias, **options), case.expected_self(bias, window))
+
+
+@pytest.mark.parametrize("chunks", BATCHES)
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 3}, {"softcap": 2.0}])
+def test_a_sink_is_one_more_term_of_the_softmax(processors, chunks, options):
+    case = Case(chunks, 2)
+    poison(case)
+    window, softcap = options.get("sliding_window"), options.get("softcap")
+    expected = case.expected_self(None, window, softcap, sinks=SINKS)
+    close(case.attend("triton", s_aux=SINKS, **options), expected)
+    close(case.attend("triton", cross=True, s_aux=SINKS), case.expected_cross(SINKS))
 
 
 def test_a_bias_by_distance_is_looked_up_on_the_fly(processors: int) -> None:

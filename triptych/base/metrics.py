@@ -172,6 +172,16 @@ class EncoderMetrics(_Metrics):
     save_bytes = _counter("triptych_ec_save_bytes", "bytes saved to the store")
     leases_held = _gauge("triptych_encoder_leases_held", "leases of items in the tower")
     prepared_bytes = _gauge("triptych_encoder_prepared_bytes", "bytes of preprocessed pixels")
+    decodes = _gauge("triptych_encoder_decodes", "decodes under way, in threads or processes", "place")
+    decode_seconds = _counter(
+        "triptych_encoder_decode_seconds", "time for which decodes had their places", "place"
+    )
+    decodes_abandoned = _counter(
+        "triptych_encoder_decodes_abandoned", "decodes ended since nobody waited for them any more"
+    )
+    decoded_bytes = _gauge(
+        "triptych_encoder_decoded_bytes", "bytes of decoded media that are not preprocessed yet"
+    )
     failures = _counter("triptych_encoder_failures", "jobs that failed", "code")
     parameter_bytes = _gauge("triptych_parameter_bytes", "bytes of this process's parameters")
 

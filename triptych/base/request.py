@@ -1,10 +1,14 @@
-"""A chat as Submit carries it from a proxy to a PD worker, and the limits of a request's values."""
+"""A chat as Submit carries it from a proxy to a PD worker, and the limits of a request's values.
+
+Proxies check every limit at the door, before anything is done for the request, and PD workers again: any
+process that can reach their port may have sent one. Without its media a request is bounded, see `MAX_SUBMIT`.
+"""
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Literal, get_args
@@ -13,12 +17,37 @@ import msgspec
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
+from triptych.base.types import SamplingParams
 
-#: Tools of one request.
+#: Characters of all texts of one request, and token ids of one prompt: above what any model takes.
+MAX_TEXT = 8 << 20
+MAX_TOKEN_IDS = 1 << 18
+#: No vocabulary's token is longer, so that a longer text is too long before it is tokenised.
+MAX_CHARS_PER_TOKEN = 128
+#: Bytes of a Submit without its items: characters have up to four bytes, and what is no text has a share of
+#: the rest.
+MAX_SUBMIT = 4 * MAX_TEXT + (1 << 20)
+#: Messages, content parts and tool calls of one request.
+MAX_PARTS = 4096
+#: Tools of one request, and the bytes of their JSON.
 MAX_TOOLS = 128
+MAX_TOOLS_BYTES = 384 << 10
 #: Nested lists and objects in a field that holds any JSON: tools, arguments, variables.
 MAX_DEPTH = 64
+#: Bytes of options and variables.
+MAX_OPTIONS_BYTES = 16 << 10
+#: Characters of a client's salt; and of it with the tenant's name, which has as many at most.
+MAX_SALT = 256
+MAX_TENANT_SALT = 1024
+#: Characters of a schema, of a regular expression or of all choices together; and those choices.
+MAX_FORMAT = 64 << 10
+MAX_CHOICE_TEXTS = 1024
+#: Characters of what a speech model takes as said before; of a language's code.
+MAX_SPOKEN_PROMPT = 32 << 10
+MAX_LANGUAGE = 40
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 128
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARS = 256
 #: Tokens that `logit_bias` names.
@@ -57,12 +86,36 @@ def check_limits(param: str, value: float | None, kind: object) -> None:
         raise out_of_limits(param, limits)
 
 
-def check_bad_words(words: Sequence[str]) -> None:
-    """InvalidRequest for too many of them, or for one that is empty or too long."""
-    fit = all(word.strip() and len(word) <= MAX_BAD_WORD_CHARS for word in words)
-    if len(words) > MAX_BAD_WORDS or not fit:
+def check_lists(sampling: SamplingParams) -> None:
+    """InvalidRequest that names the first list with too many values, or with one out of its limits."""
+    if len(sampling.stop) > MAX_STOP_STRINGS:
+        raise InvalidRequest(f"stop takes at most {MAX_STOP_STRINGS} strings", param="stop")
+    if not all(0 < len(text) <= MAX_STOP_CHARS for text in sampling.stop):
+        raise InvalidRequest(f"stop takes strings of 1 to {MAX_STOP_CHARS} characters", param="stop")
+    if len(sampling.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise InvalidRequest(f"stop_token_ids takes at most {MAX_STOP_TOKEN_IDS} ids", param="stop_token_ids")
+    words = sampling.bad_words
+    if len(words) > MAX_BAD_WORDS or not all(
+        len(word) <= MAX_BAD_WORD_CHARS and word.strip() for word in words
+    ):
         limits = f"up to {MAX_BAD_WORDS} texts of 1 to {MAX_BAD_WORD_CHARS} characters that are not all blank"
         raise InvalidRequest(f"bad_words takes {limits}", param="bad_words")
+    if len(sampling.logit_bias) > MAX_BIASES:
+        raise InvalidRequest(f"logit_bias takes at most {MAX_BIASES} tokens", param="logit_bias")
+    for token, bias in sampling.logit_bias:
+        if not 0 <= token <= MAX_TOKEN_ID:
+            raise InvalidRequest("logit_bias must name token ids", param="logit_bias")
+        check_limits("logit_bias", bias, LogitBias)
+
+
+def check_tools_size(size: int) -> None:
+    """InvalidRequest for tools whose JSON has more bytes than any chat template's prompt could use."""
+    if size > MAX_TOOLS_BYTES:
+        raise InvalidRequest(
+            f"tools holds {size} bytes of JSON; this server takes at most {MAX_TOOLS_BYTES}: shorten "
+            "descriptions, or send fewer tools",
+            param="tools",
+        )
 
 
 @cache

@@ -116,13 +116,15 @@ class OutputFormat:
     """The format that structured output is constrained to.
 
     `kind` is "json_object" (any object; `text` empty), "json_schema" (`text` is the schema), "regex"
-    (`text` matches the whole output) or "choices" (the output is one of `choices`). `param` is the request
-    field that asked for it.
+    (`text` matches the whole output) or "choices" (the output is one of `choices`). `open`: the schema is
+    held to as it is written, nothing is closed and bounded beyond it. `param` is the request field that asked
+    for it.
     """
 
     kind: str
     text: str = ""
     choices: tuple[str, ...] = ()
+    open: bool = False
     param: str = field(default="response_format", compare=False)
 
 

@@ -2,12 +2,18 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include "attention.h"
 
 namespace {
 
 #define ROWS "attention_rows.h"
+#define FETCH 2  // into the second cache: a piece ahead and the one that is computed would not fit in the first
+#define WITH_TILES
 #include "instruction_sets.h"
 
 struct Variant {
@@ -20,48 +26,84 @@ Variant Choose(int limit) {
   return {PICK(set, AttendTask), PICK(set, kTaskRows)};
 }
 
+// The tasks of one sequence.
+struct Share {
+  // The first task, and the first of its numbers in `partials`.
+  int64_t first, partials;
+  int parts;
+};
+
 // The tasks of a call, which threads take one by one.
 struct Tasks {
   const AttentionCall &call;
   Variant variant;
-  // Of the first task of every sequence, and behind the last; each is done in so many parts.
-  int64_t *firsts;
-  int parts;
+  // Of every sequence, and one behind the last.
+  Share *shares;
   float *partials;
   float *scratch;
   size_t scratch_each;
   std::atomic<int64_t> next{0};
   std::atomic<int> threads{0};
 
+  int64_t Total() const { return shares[call.sequences].first; }
+  // Takes a task; false: there is none left.
+  bool Take(float *own, AttentionTask *task) {
+    int64_t taken = next.fetch_add(1), low = 0, high = call.sequences;
+    if (taken >= Total()) return false;
+    // The last tasks of a chunk attend to the most keys: they come first.
+    taken = Total() - 1 - taken;
+    while (high - low > 1) {
+      int64_t middle = (low + high) / 2;
+      (shares[middle].first <= taken ? low : high) = middle;
+    }
+    const Share &share = shares[low];
+    int64_t at = taken - share.first, rows = (call.starts[low + 1] - call.starts[low]) * call.groups;
+    int part = static_cast<int>(at % share.parts), head = static_cast<int>(at / share.parts % call.kv_heads);
+    int64_t first = at / share.parts / call.kv_heads * variant.rows;
+    int64_t last = first + variant.rows < rows ? first + variant.rows : rows;
+    *task = {&call, low, first, last, head, part, share.parts, partials + share.partials, own, nullptr};
+    return true;
+  }
   void Work() {
     float *own = scratch + scratch_each * threads.fetch_add(1);
-    int64_t total = firsts[call.sequences] * parts;
-    for (int64_t taken = next.fetch_add(1); taken < total; taken = next.fetch_add(1)) {
-      // The last tasks of a chunk attend to the most keys: they come first.
-      int64_t task = (total - 1 - taken) / parts, low = 0, high = call.sequences;
-      while (high - low > 1) {
-        int64_t middle = (low + high) / 2;
-        (firsts[middle] <= task ? low : high) = middle;
-      }
-      int64_t rows = (call.starts[low + 1] - call.starts[low]) * call.groups;
-      int64_t piece = (task - firsts[low]) / call.kv_heads, first = piece * variant.rows;
-      int64_t last = first + variant.rows < rows ? first + variant.rows : rows;
-      int head = static_cast<int>((task - firsts[low]) % call.kv_heads);
-      variant.attend({&call, low, first, last, head, own, static_cast<int>(taken % parts), parts, partials});
+    AttentionTask tasks[2];
+    int now = 0;
+    for (bool more = Take(own, tasks); more; now = 1 - now) {
+      more = Take(own, tasks + 1 - now);
+      tasks[now].next = more ? tasks + 1 - now : nullptr;
+      variant.attend(tasks[now]);
     }
   }
 };
 
-// Parts that the keys are cut into, so that few tasks are enough for all threads.
-int Parts(const AttentionCall &call, int64_t tasks, int threads) {
+// The most keys that a token of sequence `s` attends to.
+int64_t Longest(const AttentionCall &call, int64_t s) {
   int64_t longest = 0;
-  for (int64_t token = call.starts[0]; token < call.starts[call.sequences]; token++) {
+  for (int64_t token = call.starts[s]; token < call.starts[s + 1]; token++) {
     int64_t keys = call.bounds[2 * token + 1] - call.bounds[2 * token];
     longest = keys > longest ? keys : longest;
   }
-  int64_t parts = longest / kPartKeys;
-  if (tasks && parts > threads / tasks) parts = threads / tasks;
-  return static_cast<int>(parts < 1 ? 1 : parts > kMaxParts ? kMaxParts : parts);
+  return longest;
+}
+
+// Fills the shares in, and returns how many numbers there are in `partials`. The keys of a sequence are cut into parts
+// where one task would be more than a thread's part of the work.
+int64_t Divide(const AttentionCall &call, int task_rows, int threads, Share *shares) {
+  auto tasks = [&](int64_t s) {
+    return ((call.starts[s + 1] - call.starts[s]) * call.groups + task_rows - 1) / task_rows * call.kv_heads;
+  };
+  int64_t work = 0, numbers = 0, first = 0;
+  for (int64_t s = 0; s < call.sequences; s++) work += tasks(s) * Longest(call, s);
+  int64_t each = work / threads, piece = each / 2 > kPartKeys ? each / 2 : kPartKeys;
+  for (int64_t s = 0; s < call.sequences; s++) {
+    int64_t longest = Longest(call, s), parts = longest > each ? longest / piece : 1;
+    parts = parts < 1 ? 1 : parts > kMaxParts ? kMaxParts : parts;
+    shares[s] = {first, numbers, static_cast<int>(parts)};
+    first += tasks(s) * parts;
+    if (parts > 1) numbers += (call.starts[s + 1] - call.starts[s]) * call.kv_heads * call.groups * parts * (2 + call.value_dim);
+  }
+  shares[call.sequences] = {first, numbers, 1};
+  return numbers;
 }
 
 }  // namespace
@@ -74,31 +116,30 @@ EXPORT int triptych_attention(const AttentionCall *call) {
     return 2;
   Variant variant = Choose(c.instructions);
   int threads = c.parallel ? c.threads : 1;
-  // Queries and sums of the rows, scores, and a piece's keys or values as floats.
-  size_t wider = c.dim > c.value_dim ? c.dim : c.value_dim;
-  size_t each = (wider * (2 * kRows + kKeys) + kRows * kKeys + 63) / 16 * 16;
-  auto *firsts = static_cast<int64_t *>(malloc((c.sequences + 1) * sizeof(int64_t)));
-  if (!firsts) return 1;
-  firsts[0] = 0;
-  for (int s = 0; s < c.sequences; s++) {
-    int64_t rows = (c.starts[s + 1] - c.starts[s]) * c.groups;
-    firsts[s + 1] = firsts[s] + (rows + variant.rows - 1) / variant.rows * c.kv_heads;
-  }
-  int parts = Parts(c, firsts[c.sequences], threads);
-  size_t results = parts < 2 ? 0 : static_cast<size_t>(c.starts[c.sequences]) * c.kv_heads * c.groups * parts;
-  auto *scratch = static_cast<float *>(malloc((each * threads + results * (2 + c.value_dim)) * sizeof(float)));
-  if (!scratch) {
-    free(firsts);
+  constexpr size_t kLine = 64 / sizeof(float);
+  size_t each = (ScratchFloats(c) + kLine - 1) / kLine * kLine;
+  auto *shares = static_cast<Share *>(malloc((c.sequences + 1) * sizeof(Share)));
+  if (!shares) return 1;
+  int64_t numbers = Divide(c, variant.rows, threads, shares);
+  auto *memory = static_cast<float *>(malloc((each * threads + numbers + kLine) * sizeof(float)));
+  if (!memory) {
+    free(shares);
     return 1;
   }
+  // From the beginning of a cache line on.
+  float *scratch = memory + (kLine - reinterpret_cast<uintptr_t>(memory) / sizeof(float) % kLine) % kLine;
   float *partials = scratch + each * threads;
-  Tasks tasks = {c, variant, firsts, parts, partials, scratch, each};
+  Tasks tasks = {c, variant, shares, partials, scratch, each};
   auto work = [](void *data) { static_cast<Tasks *>(data)->Work(); };
-  if (threads > 1 && firsts[c.sequences] * parts > 1)
+  if (threads > 1 && tasks.Total() > 1)
     c.parallel(work, &tasks, threads, 0);
   else
     work(&tasks);
-  if (parts > 1) c.bytes == 2 ? plain::JoinParts<uint16_t>(c, parts, partials) : plain::JoinParts<float>(c, parts, partials);
-  free(firsts), free(scratch);
+  for (int64_t s = 0; s < c.sequences; s++) {
+    if (shares[s].parts < 2) continue;
+    float *own = partials + shares[s].partials;
+    c.bytes == 2 ? plain::JoinParts<uint16_t>(c, s, shares[s].parts, own) : plain::JoinParts<float>(c, s, shares[s].parts, own);
+  }
+  free(shares), free(memory);
   return 0;
 }

@@ -9,9 +9,10 @@ struct AttentionCall {
   // [heads, tokens, dim] by strides in elements; the last dimension is contiguous.
   const void *query;
   int64_t query_head, query_token;
-  // [kv heads, slots, dim] and [kv heads, slots, value dim], slots contiguous; strides of a kv head in elements.
+  // [blocks, kv heads, block size, dim] and with value dim: a block's rows of one head are contiguous. Strides of a
+  // block and a kv head in elements.
   const void *keys, *values;
-  int64_t key_head, value_head;
+  int64_t key_block, key_head, value_block, value_head;
   // [tokens, heads, value dim], contiguous.
   void *out;
   // Sequence s has tokens [starts[s], starts[s + 1]) and its blocks' numbers at tables[s].
@@ -22,7 +23,7 @@ struct AttentionCall {
   int32_t sequences, kv_heads, groups, dim, value_dim, block_size;
   // 2: bfloat16, 4: float32.
   int32_t bytes;
-  // Of the instruction sets: 0 what every CPU has, 1 AVX2, 2 AVX-512, 3 with bfloat16.
+  // Of the instruction sets: 0 what every CPU has, 1 AVX2, 2 AVX-512, 3 with bfloat16, 4 with AMX.
   int32_t instructions;
   int32_t threads;
   float scale, softcap;
@@ -33,6 +34,8 @@ struct AttentionCall {
   const float *bias;
   int64_t bias_head, bias_token;
   int32_t distances;
+  // null or [heads]: the score of one more key, whose value is zero.
+  const float *sinks;
   // GOMP_parallel of the OpenMP that torch runs on; null: one thread.
   void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
 };
@@ -42,7 +45,7 @@ constexpr int kRows = 64;
 // Keys that are scored before their values are summed.
 constexpr int kKeys = 64;
 
-// Keys of a part at least, and parts at most.
+// Keys of a part at least, and parts of a sequence at most.
 constexpr int kPartKeys = 256, kMaxParts = 64;
 
 // One task: rows [first, last) of the token-major rows of a sequence and a kv head.
@@ -50,9 +53,17 @@ struct AttentionTask {
   const AttentionCall *call;
   int64_t sequence, first, last;
   int32_t kv_head;
-  float *scratch;
   // The keys of all rows are cut into parts, of which this task takes one; with several, what they give is in
-  // `partials` [tokens][heads][parts][maximum, total, value dim].
+  // `partials` [the sequence's tokens][heads][parts][maximum, total, value dim].
   int32_t part, parts;
   float *partials;
+  float *scratch;
+  // What the thread computes after it, or null: its first keys and values are fetched meanwhile.
+  const AttentionTask *next;
 };
+
+// Floats of scratch of a thread: queries, sums, scores, a piece's keys and values, its weights, and a row of zeros.
+inline size_t ScratchFloats(const AttentionCall &call) {
+  size_t dim = (call.dim + 31) / 32 * 32, value_dim = (call.value_dim + 31) / 32 * 32, wider = dim > value_dim ? dim : value_dim;
+  return kRows * (dim + value_dim) + 2 * kRows * kKeys + 2 * kKeys * wider + value_dim;
+}

@@ -18,11 +18,13 @@ INLINE void AsFloats(const uint16_t *const *from, int count, int dim, float *to,
 }
 
 // Scores [padded][V * LANES] of queries [dim][V * LANES].
-template <int V>
-INLINE void ManyDots(const float *query, int dim, const float *const *keys, int padded, float scale, float *scores) {
+template <int V, typename T>
+INLINE void ManyDots(const Rows<T> &rows, const float *query, int dim, const float *const *keys, int padded, float scale,
+                     float *scores) {
   constexpr int kWidth = V * LANES;
   for (int key = 0; key < padded; key += kStep) {
     Vec parts[kStep][V] = {};
+    rows.FetchKeys(key, key + kStep), rows.FetchValues(key, key + kStep);
     for (int d = 0; d < dim; d++)
       for (int k = 0; k < kStep; k++) {
         Vec number = Splat(keys[key + k][d]);
@@ -65,11 +67,13 @@ INLINE __m512bh SplatPair(const void *pair) {
 
 // Of queries [dim / 2][V * LANES] in pairs.
 template <int V>
-INLINE void ManyPairDots(const uint32_t *query, int dim, const uint16_t *const *keys, int padded, float scale,
+INLINE void ManyPairDots(const Rows<uint16_t> &rows, const uint32_t *query, int dim, int padded, float scale,
                          float *scores) {
   constexpr int kWidth = V * LANES;
+  const uint16_t *const *keys = rows.piece->keys;
   for (int key = 0; key < padded; key += kStep) {
     __m512 parts[kStep][V] = {};
+    rows.FetchKeys(key, key + kStep), rows.FetchValues(key, key + kStep);
     for (int d = 0; d < dim; d += 2)
       for (int k = 0; k < kStep; k++) {
         __m512bh pair = SplatPair(keys[key + k] + d);
@@ -124,10 +128,11 @@ INLINE void AddManyPairs(const uint32_t *weights, const uint32_t *values, int pa
 }
 #endif
 
-// The weights of a piece in the place of its scores, and what they change: the maxima, totals and sums so far.
+// The weights of a piece in the place of its scores, and what they change: the maxima and totals so far. The sums so
+// far are to be multiplied by `shrinks`.
 template <int V>
 INLINE void Weigh(float *scores, int32_t at, int count, bool whole, float softcap, const Ints *low, const Ints *high,
-                  int value_dim, Vec *most, Vec *total, float *sums) {
+                  Vec *most, Vec *total, Vec *shrinks) {
   constexpr int kWidth = V * LANES;
   for (int v = 0; v < V; v++) {
     Vec now = most[v], sum = {};
@@ -148,14 +153,26 @@ INLINE void Weigh(float *scores, int32_t at, int count, bool whole, float softca
       Store(scores + key * kWidth + v * LANES, weight);
       sum += weight;
     }
-    total[v] = total[v] * shrink + sum, most[v] = now;
-    for (int d = 0; d < value_dim; d++) {
-      float *part = sums + d * kWidth + v * LANES;
-      Store(part, Load(part) * shrink);
-    }
+    total[v] = total[v] * shrink + sum, most[v] = now, shrinks[v] = shrink;
   }
 }
 
+// The bounds of all rows, of which there are V vectors, and their maxima and totals before the first key.
+template <typename T, int V>
+INLINE void SetOut(const Rows<T> &rows, Ints *low, Ints *high, Vec *most, Vec *total) {
+  for (int row = 0; row < V * LANES; row++) {
+    bool real = row < rows.count;
+    float none = 0;
+    low[row / LANES][row % LANES] = real ? rows.low[row] : 0;
+    high[row / LANES][row % LANES] = real ? rows.high[row] : 0;
+    most[row / LANES][row % LANES] = real ? rows.Sink(row, &none) : kNone;
+    total[row / LANES][row % LANES] = none;
+  }
+}
+
+#ifdef AMX_TILES
+#include "attention_tiles.h"
+#else
 // V vectors of rows.
 template <typename T, int V>
 void AttendMany(Rows<T> &rows) {
@@ -163,7 +180,7 @@ void AttendMany(Rows<T> &rows) {
   const AttentionCall &call = rows.call;
   const int dim = call.dim, value_dim = call.value_dim;
   float *query = rows.task.scratch, *scores = query + dim * kWidth, *sums = scores + kKeys * kWidth;
-  float *piece = sums + value_dim * kWidth;  // its keys or values as floats, or its values in pairs
+  float *numbers = sums + value_dim * kWidth;  // the piece's keys or values as floats, or its values in pairs
   memset(query, 0, static_cast<size_t>(dim) * kWidth * sizeof(float));
   memset(sums, 0, static_cast<size_t>(value_dim) * kWidth * sizeof(float));
   for (int row = 0; row < rows.count; row++) {
@@ -175,34 +192,38 @@ void AttendMany(Rows<T> &rows) {
 #endif
   }
   Ints low[V], high[V];
-  for (int row = 0; row < kWidth; row++) {
-    bool real = row < rows.count;
-    low[row / LANES][row % LANES] = real ? rows.low[row] : 0;
-    high[row / LANES][row % LANES] = real ? rows.high[row] : 0;
-  }
-  Vec most[V], total[V];
-  for (int v = 0; v < V; v++) most[v] = Splat(kNone), total[v] = Vec{};
-  int32_t begin = rows.Lowest(), end = rows.Highest();
-  rows.Cut(&begin, &end);
+  Vec most[V], total[V], shrinks[V];
+  SetOut<T, V>(rows, low, high, most, total);
+  int32_t begin, end;
+  rows.Range(&begin, &end);
+  rows.Begin(begin, end);
   for (int32_t at = begin; at < end; at += kKeys) {
-    int count = end - at < kKeys ? end - at : kKeys, padded = (count + kStep - 1) / kStep * kStep;
-    rows.Find(at, at + count);
-    for (int key = count; key < padded; key++) rows.keys[key] = rows.keys[count - 1];
+    rows.Advance(at, end);
+    Piece<T> &piece = *rows.piece;
+    const int count = piece.count, padded = (count + kStep - 1) / kStep * kStep;
+    for (int key = count; key < padded; key++) piece.keys[key] = piece.keys[count - 1];
     bool whole = rows.count == kWidth && rows.Whole(at, at + count);
 #ifdef BF16_DOTS
-    ManyPairDots<V>(reinterpret_cast<uint32_t *>(query), dim, rows.keys, padded, call.scale, scores);
-    rows.AddBiases(at, at + count, kWidth, scores);
-    Weigh<V>(scores, at, count, whole, call.softcap, low, high, value_dim, most, total, sums);
-    auto *pairs = reinterpret_cast<uint32_t *>(piece);
-    MakePairs(scores, kWidth, rows.values, count, value_dim, pairs);
-    AddManyPairs<V>(reinterpret_cast<uint32_t *>(scores), pairs, (count + 1) / 2, value_dim, sums);
+    ManyPairDots<V>(rows, reinterpret_cast<uint32_t *>(query), dim, padded, call.scale, scores);
 #else
     const float *found[kKeys];
-    AsFloats(rows.keys, padded, dim, piece, found);
-    ManyDots<V>(query, dim, found, padded, call.scale, scores);
+    AsFloats(piece.keys, padded, dim, numbers, found);
+    ManyDots<V>(rows, query, dim, found, padded, call.scale, scores);
+#endif
+    rows.FetchKeys(padded, kKeys), rows.FetchValues(padded, kKeys);
     rows.AddBiases(at, at + count, kWidth, scores);
-    Weigh<V>(scores, at, count, whole, call.softcap, low, high, value_dim, most, total, sums);
-    AsFloats(rows.values, count, value_dim, piece, found);
+    Weigh<V>(scores, at, count, whole, call.softcap, low, high, most, total, shrinks);
+    for (int d = 0; d < value_dim; d++)
+      for (int v = 0; v < V; v++) {
+        float *part = sums + d * kWidth + v * LANES;
+        Store(part, Load(part) * shrinks[v]);
+      }
+#ifdef BF16_DOTS
+    auto *pairs = reinterpret_cast<uint32_t *>(numbers);
+    MakePairs(scores, kWidth, piece.values, count, value_dim, pairs);
+    AddManyPairs<V>(reinterpret_cast<uint32_t *>(scores), pairs, (count + 1) / 2, value_dim, sums);
+#else
+    AsFloats(piece.values, count, value_dim, numbers, found);
     AddMany<V>(scores, found, count, value_dim, sums);
 #endif
   }
@@ -211,3 +232,4 @@ void AttendMany(Rows<T> &rows) {
     rows.Write(row, most[v][lane], total[v][lane], sums + row, kWidth);
   }
 }
+#endif

@@ -4,13 +4,36 @@
 
 constexpr float kNone = -1e30f;  // Below every score: a maximum of no score.
 
+// Where the keys and values of a piece are.
+template <typename T>
+struct Piece {
+  const T *keys[kKeys], *values[kKeys];
+  int count = 0;
+
+  // Those with index [first, last) in a sequence.
+  void Find(const AttentionCall &call, int64_t sequence, int kv_head, int32_t first, int32_t last) {
+    const int64_t *table = call.tables[sequence];
+    const T *k = static_cast<const T *>(call.keys) + kv_head * call.key_head;
+    const T *v = static_cast<const T *>(call.values) + kv_head * call.value_head;
+    count = 0;
+    int32_t block = first / call.block_size, at = first - block * call.block_size;
+    for (int32_t left = last - first; left > 0; block++, at = 0) {
+      const T *key = k + table[block] * call.key_block + at * static_cast<int64_t>(call.dim);
+      const T *value = v + table[block] * call.value_block + at * static_cast<int64_t>(call.value_dim);
+      for (; at < call.block_size && left > 0; at++, left--, key += call.dim, value += call.value_dim)
+        keys[count] = key, values[count++] = value;
+    }
+  }
+};
+
 template <typename T>
 struct Rows {
   const AttentionCall &call;
   const AttentionTask &task;
-  int count;                              // rows of the task
-  int32_t low[kRows], high[kRows];        // bounds of every row
-  const T *keys[kKeys], *values[kKeys];   // of the piece
+  int count;                        // rows of the task
+  int32_t low[kRows], high[kRows];  // bounds of every row
+  Piece<T> pieces[2];
+  Piece<T> *piece = pieces, *ahead = pieces + 1;  // the one that is computed, and the one that is fetched
 
   explicit Rows(const AttentionTask &task) : call(*task.call), task(task), count(static_cast<int>(task.last - task.first)) {
     for (int row = 0; row < count; row++) {
@@ -23,34 +46,36 @@ struct Rows {
   const T *Query(int row) const {
     return static_cast<const T *>(call.query) + Head(row) * call.query_head + Token(row) * call.query_token;
   }
-  // Where this is of [tokens][heads].
-  int64_t Place(int row) const { return Token(row) * call.kv_heads * call.groups + Head(row); }
+  // The maximum and total of a row's scores before its keys: those of its sink, which the first part counts.
+  float Sink(int row, float *total) const {
+    *total = call.sinks && !task.part ? 1.0f : 0.0f;
+    if (*total == 0.0f) return kNone;
+    float sink = call.sinks[Head(row)];
+    return sink < kNone ? kNone : sink;
+  }
   // Writes a row's result, by the maximum and total of its scores; sums are `step` apart.
   void Write(int row, float most, float total, const float *sums, int step) const {
+    const int64_t heads = static_cast<int64_t>(call.kv_heads) * call.groups;
     if (task.parts > 1) {
-      float *to = task.partials + (Place(row) * task.parts + task.part) * (2 + call.value_dim);
+      int64_t place = (Token(row) - call.starts[task.sequence]) * heads + Head(row);
+      float *to = task.partials + (place * task.parts + task.part) * (2 + call.value_dim);
       *to++ = most, *to++ = total;
       for (int d = 0; d < call.value_dim; d++) to[d] = sums[d * step];
       return;
     }
-    T *to = static_cast<T *>(call.out) + Place(row) * call.value_dim;
+    T *to = static_cast<T *>(call.out) + (Token(row) * heads + Head(row)) * call.value_dim;
     for (int d = 0; d < call.value_dim; d++) FromFloat(total == 0.0f ? 0.0f : sums[d * step] / total, to + d);
   }
-  // Leaves of the keys [first, last) those of the task's part.
-  void Cut(int32_t *first, int32_t *last) const {
-    int64_t begin = *first, count = *last > begin ? *last - begin : 0;
-    *first = static_cast<int32_t>(begin + count * task.part / task.parts);
-    *last = static_cast<int32_t>(begin + count * (task.part + 1) / task.parts);
-  }
-  int32_t Lowest() const {
-    int32_t lowest = low[0];
-    for (int row = 1; row < count; row++) lowest = low[row] < lowest ? low[row] : lowest;
-    return lowest;
-  }
-  int32_t Highest() const {
-    int32_t highest = high[0];
-    for (int row = 1; row < count; row++) highest = high[row] > highest ? high[row] : highest;
-    return highest;
+  // The task's part of the keys that any of its rows attends to.
+  void Range(int32_t *first, int32_t *last) const {
+    int64_t begin = low[0], end = high[0];
+    for (int row = 1; row < count; row++) {
+      begin = low[row] < begin ? low[row] : begin;
+      end = high[row] > end ? high[row] : end;
+    }
+    int64_t keys = end > begin ? end - begin : 0;
+    *first = static_cast<int32_t>(begin + keys * task.part / task.parts);
+    *last = static_cast<int32_t>(begin + keys * (task.part + 1) / task.parts);
   }
   // Whether every row attends to all keys [first, last).
   bool Whole(int32_t first, int32_t last) const {
@@ -72,16 +97,35 @@ struct Rows {
   void AddBiases(int32_t first, int32_t last, int width, float *scores) const {
     for (int row = 0; call.bias && row < count; row++) AddBias(row, first, last, width, scores + row);
   }
-  // Finds the keys and values [first, last).
-  void Find(int32_t first, int32_t last) {
-    const int64_t *table = call.tables[task.sequence];
-    const T *k = static_cast<const T *>(call.keys) + task.kv_head * call.key_head;
-    const T *v = static_cast<const T *>(call.values) + task.kv_head * call.value_head;
-    for (int32_t at = first; at < last; at++) {
-      int64_t slot = table[at / call.block_size] * call.block_size + at % call.block_size;
-      keys[at - first] = k + slot * call.dim;
-      values[at - first] = v + slot * call.value_dim;
-    }
+  // Finds the first piece of keys [first, last).
+  void Begin(int32_t first, int32_t last) {
+    ahead->Find(call, task.sequence, task.kv_head, first, last - first < kKeys ? last : first + kKeys);
+  }
+  // Goes on to the piece that begins at `at` of keys that end at `last`, and finds what is to be fetched meanwhile.
+  void Advance(int32_t at, int32_t last) {
+    Piece<T> *done = piece;
+    piece = ahead, ahead = done;
+    if (at + kKeys < last)
+      ahead->Find(call, task.sequence, task.kv_head, at + kKeys, last - at < 2 * kKeys ? last : at + 2 * kKeys);
+    else
+      FindNext();
+  }
+  // Finds where the thread's next task begins.
+  void FindNext() {
+    ahead->count = 0;
+    if (!task.next) return;
+    const AttentionTask &next = *task.next;
+    const int32_t *bound = call.bounds + 2 * (call.starts[next.sequence] + next.first / call.groups);
+    int64_t keys = bound[1] > bound[0] ? bound[1] - bound[0] : 0;
+    int32_t first = static_cast<int32_t>(bound[0] + keys * next.part / next.parts);
+    ahead->Find(call, next.sequence, next.kv_head, first, bound[1] - first < kKeys ? bound[1] : first + kKeys);
+  }
+  // Fetch the keys or the values [first, last) of the piece ahead, as far as there are any.
+  void FetchKeys(int first, int last) const { Fetch(ahead->keys, first, last, call.dim); }
+  void FetchValues(int first, int last) const { Fetch(ahead->values, first, last, call.value_dim); }
+  void Fetch(const T *const *rows, int first, int last, int dim) const {
+    for (last = last < ahead->count ? last : ahead->count; first < last; first++)
+      for (int d = 0; d < dim; d += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(rows[first] + d, 0, FETCH);
   }
 };
 
@@ -94,35 +138,37 @@ constexpr int kFew = 4;
 template <typename T>
 void AttendRows(const AttentionTask &task) {
   Rows<T> rows(task);
-  if (rows.count > kFew) {
-    return rows.count <= LANES ? AttendMany<T, 1>(rows) : AttendMany<T, 4>(rows);
-  }
-  int first = 0;
-  for (; first + 4 <= rows.count; first += 4) AttendFew<T, 4>(rows, first);
-  for (; first + 2 <= rows.count; first += 2) AttendFew<T, 2>(rows, first);
-  for (; first < rows.count; first++) AttendFew<T, 1>(rows, first);
+  if (rows.count > kFew)
+    rows.count <= LANES ? AttendMany<T, 1>(rows) : AttendMany<T, 4>(rows);
+  else if (rows.count > 2)
+    rows.count == 4 ? AttendFew<T, 4>(rows) : AttendFew<T, 3>(rows);
+  else
+    rows.count == 2 ? AttendFew<T, 2>(rows) : AttendFew<T, 1>(rows);
 }
 
 void AttendTask(const AttentionTask &task) {
-#ifdef BF16_DOTS
-  const AttentionCall &call = *task.call;
+  [[maybe_unused]] const AttentionCall &call = *task.call;
+#ifdef AMX_TILES
+  bool tiled = call.bytes == 2 && call.dim % 32 == 0 && call.value_dim % 32 == 0;
+  tiled ? AttendRows<uint16_t>(task) : avx512_bf16::AttendTask(task);
+#elif defined(BF16_DOTS)
   bool paired = call.bytes == 2 && call.dim % 32 == 0 && call.value_dim % 2 == 0;
   paired ? AttendRows<uint16_t>(task) : avx512::AttendTask(task);
 #else
-  task.call->bytes == 2 ? AttendRows<uint16_t>(task) : AttendRows<float>(task);
+  call.bytes == 2 ? AttendRows<uint16_t>(task) : AttendRows<float>(task);
 #endif
 }
 // Rows of a task at most.
 constexpr int kTaskRows = 4 * LANES;
 
-// Joins the parts of every row of the call.
+// Joins the parts of every row of a sequence.
 template <typename T>
-void JoinParts(const AttentionCall &call, int parts, const float *partials) {
+void JoinParts(const AttentionCall &call, int64_t sequence, int parts, const float *partials) {
   const int dim = call.value_dim, size = 2 + dim;
-  const int64_t heads = static_cast<int64_t>(call.kv_heads) * call.groups;
-  for (int64_t row = call.starts[0] * heads; row < call.starts[call.sequences] * heads; row++) {
+  const int64_t heads = static_cast<int64_t>(call.kv_heads) * call.groups, first = call.starts[sequence] * heads;
+  for (int64_t row = 0; row < call.starts[sequence + 1] * heads - first; row++) {
     const float *own = partials + row * parts * size;
-    T *out = static_cast<T *>(call.out) + row * dim;
+    T *out = static_cast<T *>(call.out) + (first + row) * dim;
     float most = kNone, total = 0;
     for (int part = 0; part < parts; part++) most = own[part * size] > most ? own[part * size] : most;
     float shares[kMaxParts];

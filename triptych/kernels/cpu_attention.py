@@ -13,8 +13,9 @@ import torch
 
 from triptych.kernels.library import kernel_library
 
-#: Instruction sets: 0 what every CPU has, 1 AVX2, 2 AVX-512, 3 with bfloat16. The CPU's own limit holds, too.
-WIDEST = 3
+#: Instruction sets: 0 what every CPU has, 1 AVX2, 2 AVX-512, 3 with bfloat16, 4 with AMX. The CPU's own limit
+#: holds, too.
+WIDEST = 4
 _BYTES = {torch.float32: 4, torch.bfloat16: 2}
 
 
@@ -35,8 +36,7 @@ class _Call(ctypes.Structure):
         ("query_token", ctypes.c_int64),
         ("keys", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
-        ("key_head", ctypes.c_int64),
-        ("value_head", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("key_block", "key_head", "value_block", "value_head")),
         ("out", ctypes.c_void_p),
         ("starts", ctypes.c_void_p),
         ("tables", ctypes.c_void_p),
@@ -49,6 +49,7 @@ class _Call(ctypes.Structure):
         ("bias_head", ctypes.c_int64),
         ("bias_token", ctypes.c_int64),
         ("distances", ctypes.c_int32),
+        ("sinks", ctypes.c_void_p),
         ("parallel", ctypes.c_void_p),
     ]
 
@@ -80,7 +81,6 @@ def attend(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    block_size: int,
     sequences: Sequences,
     bounds: np.ndarray,
     out: torch.Tensor,
@@ -88,31 +88,37 @@ def attend(
     scale: float,
     softcap: float = 0.0,
     bias: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     instructions: int = WIDEST,
 ) -> None:
     """Writes `out` [T, heads, value dim] of query [heads, T, dim] over a layer's cache.
 
-    `keys` [kv_heads, slots, dim] and `values` [kv_heads, slots, value dim] are contiguous in slots. Token t
-    attends to the keys [bounds[t, 0], bounds[t, 1]) of its sequence (int32 [T, 2]). A score s becomes
-    softcap * tanh(s / softcap) where that is not 0. `bias`, float32 and without a softcap, is added to the
-    scores: [heads, distances], where column d is for the key d positions before the token's last key and the
-    last column for all greater distances; or [heads, tokens, keys] by index in the sequence. Runs on torch's
-    threads, without the interpreter's lock.
+    `keys` [blocks, block size, kv_heads, dim] and `values`, with the value dim, have the rows of one block
+    and head side by side. Token t attends to the keys [bounds[t, 0], bounds[t, 1]) of its sequence (int32
+    [T, 2]). A score s becomes softcap * tanh(s / softcap) where that is not 0. `bias`, float32 and without a
+    softcap, is added to the scores: [heads, distances], where column d is for the key d positions before the
+    token's last key and the last column for all greater distances; or [heads, tokens, keys] by index in the
+    sequence. `sinks` [heads], float32, are the scores of one more key each, whose value is zero. Runs on
+    torch's threads, without the interpreter's lock.
     """
     library = kernel_library()
     assert library is not None
     if query.stride(-1) != 1:
         query = query.contiguous()
     assert bias is None or (bias.dtype == torch.float32 and bias.stride(-1) == 1)
-    heads, kv_heads = query.shape[0], keys.shape[0]
+    assert sinks is None or (sinks.dtype == torch.float32 and sinks.is_contiguous())
+    heads, (_, block_size, kv_heads, dim), value_dim = query.shape[0], keys.shape, values.shape[-1]
+    assert keys.stride()[1::2] == (dim, 1) and values.stride()[1::2] == (value_dim, 1)
     call = _Call(
         query=query.data_ptr(),
         query_head=query.stride(0),
         query_token=query.stride(1),
         keys=keys.data_ptr(),
         values=values.data_ptr(),
-        key_head=keys.stride(0),
-        value_head=values.stride(0),
+        key_block=keys.stride(0),
+        key_head=keys.stride(2),
+        value_block=values.stride(0),
+        value_head=values.stride(2),
         out=out.data_ptr(),
         starts=sequences.starts.ctypes.data,
         tables=sequences.addresses.ctypes.data,
@@ -120,8 +126,8 @@ def attend(
         sequences=len(sequences.tables),
         kv_heads=kv_heads,
         groups=heads // kv_heads,
-        dim=keys.shape[2],
-        value_dim=values.shape[2],
+        dim=dim,
+        value_dim=value_dim,
         block_size=block_size,
         bytes=_BYTES[query.dtype],
         instructions=instructions,
@@ -132,6 +138,7 @@ def attend(
         bias_head=0 if bias is None else bias.stride(0),
         bias_token=0 if bias is None or bias.dim() == 2 else bias.stride(1),
         distances=0 if bias is None else bias.shape[1],
+        sinks=None if sinks is None else sinks.data_ptr(),
         parallel=parallel_address(),
     )
     raise_for(library.triptych_attention(ctypes.byref(call)), "attention")

@@ -10,8 +10,8 @@ from triptych.kernels.cpu_attention import WIDEST as WIDEST
 from triptych.kernels.cpu_attention import parallel_address, raise_for
 from triptych.kernels.library import kernel_library
 
-#: Outputs of one block of a weight.
-BLOCK = 64
+#: Outputs of one block of a weight that the kernel takes: oneDNN's with AMX, and without.
+BLOCKS = (32, 64)
 
 
 class _Call(ctypes.Structure):
@@ -25,7 +25,7 @@ class _Call(ctypes.Structure):
         ("out_row", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("bias", "norm", "residual")),
         ("residual_row", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("rows", "ins", "outs", "gated")),
+        *((name, ctypes.c_int32) for name in ("rows", "ins", "outs", "block", "gated")),
         ("epsilon", ctypes.c_float),
         ("instructions", ctypes.c_int32),
         ("threads", ctypes.c_int32),
@@ -37,6 +37,7 @@ def multiply(
     x: torch.Tensor,
     weight: int,
     outs: int,
+    block: int,
     *,
     bias: torch.Tensor | None = None,
     norm: torch.Tensor | None = None,
@@ -45,11 +46,11 @@ def multiply(
     gated: bool = False,
     instructions: int = WIDEST,
 ) -> torch.Tensor:
-    """[rows, outs] of x [rows, ins], all bfloat16, with the address of a blocked `weight` [outs, ins].
+    """[rows, outs] of x [rows, ins], all bfloat16, with the address of a `weight` [outs, ins].
 
-    With `norm` [ins] x is normalised before (RMSNorm). `residual` [rows, outs] is added. `gated`: the first
-    half of the outputs, by SiLU, times the second half is the result. Runs on torch's threads, without the
-    interpreter's lock.
+    The weight is in blocks of `block` outputs. With `norm` [ins] x is normalised before (RMSNorm).
+    `residual` [rows, outs] is added. `gated`: the first half of the outputs, by SiLU, times the second half
+    is the result. Runs on torch's threads, without the interpreter's lock.
     """
     library = kernel_library()
     assert library is not None
@@ -68,6 +69,7 @@ def multiply(
         rows,
         ins,
         outs,
+        block,
         gated,
         epsilon,
         instructions,

@@ -39,17 +39,54 @@ namespace avx512_bf16 {
 #undef LANES
 }  // namespace avx512_bf16
 #pragma GCC pop_options
+#ifdef WITH_TILES
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16")
+namespace amx {
+#define LANES 16
+#define BF16_DOTS
+#define AMX_TILES
+#include "vectors.h"
+#include ROWS
+#undef AMX_TILES
+#undef BF16_DOTS
+#undef LANES
+}  // namespace amx
+#pragma GCC pop_options
 
-// The widest instruction set of this CPU up to `limit`: 0 none, 1 AVX2, 2 AVX-512, 3 with bfloat16.
+// Whether this CPU has AMX for bfloat16, and the system lets this process use it: it keeps 8 KiB for each thread then.
+bool HasTiles() {
+#ifdef __linux__
+  constexpr int kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM of arch_prctl
+  static const bool has = __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
+                          syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+  return has;
+#else
+  return false;
+#endif
+}
+#endif
+
+// The widest instruction set of this CPU up to `limit`: 0 none, 1 AVX2, 2 AVX-512, 3 with bfloat16, 4 with AMX.
 int Widest(int limit) {
   bool wide = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  if (limit >= 3 && wide && __builtin_cpu_supports("avx512bf16")) return 3;
+  if (limit >= 3 && wide && __builtin_cpu_supports("avx512bf16")) {
+#ifdef WITH_TILES
+    if (limit >= 4 && HasTiles()) return 4;
+#endif
+    return 3;
+  }
   if (limit >= 2 && wide) return 2;
   return limit >= 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 
 // `name` of the widest set.
-#define PICK(set, name) ((set) == 3 ? avx512_bf16::name : (set) == 2 ? avx512::name : (set) == 1 ? avx2::name : plain::name)
+#ifdef WITH_TILES
+#define PICK(set, name) ((set) == 4 ? amx::name : PICK_VECTORS(set, name))
+#else
+#define PICK(set, name) PICK_VECTORS(set, name)
+#endif
+#define PICK_VECTORS(set, name) ((set) == 3 ? avx512_bf16::name : (set) == 2 ? avx512::name : (set) == 1 ? avx2::name : plain::name)
 #else
 int Widest(int) { return 0; }
 #define PICK(set, name) ((void)(set), plain::name)

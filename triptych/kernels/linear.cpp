@@ -17,9 +17,9 @@ struct Variant {
   void (*norm)(const LinearCall &, const uint16_t *, uint16_t *);
 };
 
-Variant Choose(int limit) {
-  int set = Widest(limit);
-  return {PICK(set, LinearBlock), PICK(set, NormRow)};
+Variant Choose(const LinearCall &call) {
+  int set = Widest(call.instructions);
+  return {call.block == 32 ? PICK(set, LinearBlock<32>) : PICK(set, LinearBlock<64>), PICK(set, NormRow)};
 }
 
 // The blocks of a call, which threads take one by one.
@@ -41,15 +41,16 @@ struct Blocks {
 // Writes `out` of the call. 0; 1: no memory; 2: sizes that are not taken.
 EXPORT int triptych_linear(const LinearCall *call) {
   const LinearCall &c = *call;
-  if (c.rows < 1 || c.ins < 2 || c.ins % 2 || c.outs < 1 || c.threads < 1 || c.outs % (c.gated ? 2 * kBlock : kBlock)) return 2;
-  Variant variant = Choose(c.instructions);
+  if (c.rows < 1 || c.ins < 2 || c.ins % 2 || c.outs < 1 || c.threads < 1) return 2;
+  if ((c.block != 32 && c.block != 64) || c.outs % (c.gated ? 2 * c.block : c.block)) return 2;
+  Variant variant = Choose(c);
   uint16_t *normed = nullptr;
   if (c.norm) {
     normed = static_cast<uint16_t *>(malloc(static_cast<size_t>(c.rows) * c.ins * sizeof(uint16_t)));
     if (!normed) return 1;
     for (int row = 0; row < c.rows; row++) variant.norm(c, c.x + row * c.x_row, normed + static_cast<int64_t>(row) * c.ins);
   }
-  Blocks blocks = {c, variant, normed ? normed : c.x, normed ? c.ins : c.x_row, c.outs / kBlock / (c.gated ? 2 : 1)};
+  Blocks blocks = {c, variant, normed ? normed : c.x, normed ? c.ins : c.x_row, c.outs / c.block / (c.gated ? 2 : 1)};
   auto work = [](void *data) { static_cast<Blocks *>(data)->Work(); };
   int threads = c.parallel ? (c.threads < blocks.count ? c.threads : blocks.count) : 1;
   if (threads > 1)

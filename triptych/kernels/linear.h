@@ -4,14 +4,12 @@
 
 #include "export.h"
 
-// Outputs of a block: the weight is [outs / 64][ins / 2][64][2], as oneDNN blocks bfloat16.
-constexpr int kBlock = 64;
-
 // Few rows of bfloat16 by a blocked weight: out = x W^T, with what stands before and after it in a decoder layer.
 struct LinearCall {
   // [rows, ins] and [rows, outs], contiguous rows by strides in elements.
   const uint16_t *x;
   int64_t x_row;
+  // [outs / block][ins / 2][block][2], as oneDNN blocks bfloat16.
   const uint16_t *weight;
   uint16_t *out;
   int64_t out_row;
@@ -23,6 +21,8 @@ struct LinearCall {
   const uint16_t *residual;
   int64_t residual_row;
   int32_t rows, ins, outs;
+  // Outputs of a block: 32, as for AMX, or 64.
+  int32_t block;
   // The second half of the outputs are multiplied by SiLU of the first: `out` is [rows, outs / 2].
   int32_t gated;
   float epsilon;

@@ -9,15 +9,15 @@ INLINE uint32_t Pair(const uint16_t *from) {
   return pair;
 }
 
-// sums [R][64] of R rows `x` (x_row apart) by one block.
-template <int R>
+// sums [R][B] of R rows `x` (x_row apart) by one block of B outputs.
+template <int B, int R>
 INLINE void Multiply(const uint16_t *x, int64_t x_row, const uint16_t *block, int ins, float *sums) {
   // As many vectors of outputs as registers hold for R rows.
-  constexpr int kVectors = LANES == 16 ? 4 : 2;
-  for (int first = 0; first < kBlock; first += kVectors * LANES) {
+  constexpr int kVectors = LANES == 16 ? B / 16 : 2;
+  for (int first = 0; first < B; first += kVectors * LANES) {
     Vec parts[R][kVectors] = {};
     const uint16_t *weight = block + 2 * first;
-    for (int k = 0; k < ins; k += 2, weight += 2 * kBlock) {
+    for (int k = 0; k < ins; k += 2, weight += 2 * B) {
 #ifdef BF16_DOTS
       __m512bh w[kVectors];
       for (int v = 0; v < kVectors; v++) w[v] = (__m512bh)_mm512_loadu_si512(weight + 2 * v * LANES);
@@ -40,44 +40,46 @@ INLINE void Multiply(const uint16_t *x, int64_t x_row, const uint16_t *block, in
 #endif
     }
     for (int row = 0; row < R; row++)
-      for (int v = 0; v < kVectors; v++) Store(sums + row * kBlock + first + v * LANES, parts[row][v]);
+      for (int v = 0; v < kVectors; v++) Store(sums + row * B + first + v * LANES, parts[row][v]);
   }
 }
 
+template <int B>
 INLINE void MultiplyRows(int rows, const uint16_t *x, int64_t x_row, const uint16_t *block, int ins, float *sums) {
   switch (rows) {
-    case 1: return Multiply<1>(x, x_row, block, ins, sums);
-    case 2: return Multiply<2>(x, x_row, block, ins, sums);
-    case 3: return Multiply<3>(x, x_row, block, ins, sums);
-    case 4: return Multiply<4>(x, x_row, block, ins, sums);
-    case 5: return Multiply<5>(x, x_row, block, ins, sums);
-    default: return Multiply<kSums>(x, x_row, block, ins, sums);
+    case 1: return Multiply<B, 1>(x, x_row, block, ins, sums);
+    case 2: return Multiply<B, 2>(x, x_row, block, ins, sums);
+    case 3: return Multiply<B, 3>(x, x_row, block, ins, sums);
+    case 4: return Multiply<B, 4>(x, x_row, block, ins, sums);
+    case 5: return Multiply<B, 5>(x, x_row, block, ins, sums);
+    default: return Multiply<B, kSums>(x, x_row, block, ins, sums);
   }
 }
 
-// Outputs [64 n, 64 n + 64) of all rows of `x`, which is the call's or its normalised copy.
+// Outputs [B n, B n + B) of all rows of `x`, which is the call's or its normalised copy.
+template <int B>
 void LinearBlock(const LinearCall &call, const uint16_t *x, int64_t x_row, int n) {
-  alignas(64) float sums[kSums * kBlock], gates[kSums * kBlock];
-  size_t block = static_cast<size_t>(call.ins) * kBlock;
+  alignas(64) float sums[kSums * B], gates[kSums * B];
+  size_t block = static_cast<size_t>(call.ins) * B;
   int groups = (call.rows + kSums - 1) / kSums, first = 0;
   for (int group = 0; group < groups; group++) {
     int rows = (call.rows - first + groups - group - 1) / (groups - group);
     const uint16_t *from = x + first * x_row;
     int at = n;
     if (call.gated) {
-      MultiplyRows(rows, from, x_row, call.weight + block * n, call.ins, gates);
-      at += call.outs / kBlock / 2;
+      MultiplyRows<B>(rows, from, x_row, call.weight + block * n, call.ins, gates);
+      at += call.outs / B / 2;
     }
-    MultiplyRows(rows, from, x_row, call.weight + block * at, call.ins, sums);
+    MultiplyRows<B>(rows, from, x_row, call.weight + block * at, call.ins, sums);
     for (int row = 0; row < rows; row++) {
-      float *own = sums + row * kBlock, *gate = gates + row * kBlock;
-      uint16_t *out = call.out + (first + row) * call.out_row + n * kBlock;
+      float *own = sums + row * B, *gate = gates + row * B;
+      uint16_t *out = call.out + (first + row) * call.out_row + n * B;
       if (call.bias)
-        for (int i = 0; i < kBlock; i++) own[i] += ToFloat(call.bias[at * kBlock + i]);
+        for (int i = 0; i < B; i++) own[i] += ToFloat(call.bias[at * B + i]);
       if (call.gated) {
         if (call.bias)
-          for (int i = 0; i < kBlock; i++) gate[i] += ToFloat(call.bias[n * kBlock + i]);
-        for (int i = 0; i < kBlock; i += LANES) {
+          for (int i = 0; i < B; i++) gate[i] += ToFloat(call.bias[n * B + i]);
+        for (int i = 0; i < B; i += LANES) {
           // Below -80 it is 0, and an exponential that overflows.
           Vec g = Load(gate + i), bounded = Max(g, Splat(-80.0f));
           Vec silu = g < Splat(-80.0f) ? Splat(0.0f) : g / (Exp(Splat(0.0f) - bounded) + 1.0f);
@@ -85,10 +87,10 @@ void LinearBlock(const LinearCall &call, const uint16_t *x, int64_t x_row, int n
         }
       }
       if (call.residual) {
-        const uint16_t *added = call.residual + (first + row) * call.residual_row + n * kBlock;
-        for (int i = 0; i < kBlock; i++) own[i] += ToFloat(added[i]);
+        const uint16_t *added = call.residual + (first + row) * call.residual_row + n * B;
+        for (int i = 0; i < B; i++) own[i] += ToFloat(added[i]);
       }
-      for (int i = 0; i < kBlock; i++) FromFloat(own[i], out + i);
+      for (int i = 0; i < B; i++) FromFloat(own[i], out + i);
     }
     first += rows;
   }

@@ -43,6 +43,7 @@ class PagedScores:
     `bias` is added to them: [heads, distances] of a key that many positions before its query, the last value
     for all beyond; or [heads, queries, keys] of positions. `window` and `chunk` limit how far back a query
     reaches, 0: not at all; `whole_spans`: they do not limit spans. Without `causal` all keys count.
+    `sinks` [heads], float32, are the scores of one more key each, whose value is zero.
     """
 
     scale: float
@@ -52,6 +53,7 @@ class PagedScores:
     causal: bool = True
     whole_spans: bool = False
     bias: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
 
 
 def attend(
@@ -80,19 +82,20 @@ def attend(
     if parts > 1:
         to = torch.empty(count, heads, parts, value_dim, dtype=torch.float32, device=query.device)
         sums = to.new_empty(count, heads, parts)
-    bias, spans = scores.bias, queries.spans
+    bias, spans, sinks = scores.bias, queries.spans, scores.sinks
     bias_sizes = (0, 0, 0) if bias is None else (bias.stride(0), bias.stride(1), bias.shape[1])
     _attend[(count * tiles, kv_heads, parts)](
         query, keys, values, to, sums,
         queries.tables, queries.lengths, queries.starts,
         queries.starts if spans is None else spans, query if bias is None else bias,
+        out if sinks is None else sinks,
         scores.scale, scores.softcap, scores.window, scores.chunk, tiles,
         *query.stride()[:2], *keys.stride()[:3], *values.stride()[:3], *to.stride()[:3],
         queries.tables.stride(0), *bias_sizes,
         GROUP=heads // kv_heads, DIM=dim, VALUE_DIM=value_dim, PAGE=page,
         CAUSAL=scores.causal, WINDOW=scores.window > 0, CHUNK=scores.chunk > 0, SOFTCAP=scores.softcap > 0,
         BIAS=0 if bias is None else bias.dim() - 1, SPANS=spans is not None, WHOLE=scores.whole_spans,
-        SPLIT=parts > 1, **sizes,
+        SINKS=sinks is not None, SPLIT=parts > 1, **sizes,
     )  # fmt: skip
     if parts > 1:
         _merge[(count, heads)](
@@ -175,13 +178,13 @@ def _added(bias, head, n, position, allowed, head_stride, query_stride, length, 
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend(
-    query, keys, values, out, sums, tables, lengths, starts, spans, bias,
+    query, keys, values, out, sums, tables, lengths, starts, spans, bias, sinks,
     scale, softcap, window, chunk, tiles,
     query_token, query_head, key_block, key_slot, key_head, value_block, value_slot, value_head,
     out_token, out_head, out_part, table_stride, bias_head, bias_query, bias_length,
     GROUP: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFTCAP: tl.constexpr,
-    BIAS: tl.constexpr, SPANS: tl.constexpr, WHOLE: tl.constexpr, SPLIT: tl.constexpr,
+    BIAS: tl.constexpr, SPANS: tl.constexpr, WHOLE: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries of one sequence, for one kv head, over one part of its keys."""
@@ -211,6 +214,11 @@ def _attend(
     low += part * turns * BLOCK_N
     high = tl.minimum(high, low + turns * BLOCK_N)
     largest, total = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
+    if SINKS:
+        # The first part counts them.
+        sink = tl.load(sinks + head, mask=valid, other=0.0) * 1.4426950408889634
+        largest = tl.where(part == 0, sink, largest)
+        total = tl.where(part == 0, total + 1.0, total)
     result = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     for turn in range(low, high, BLOCK_N):
         n = turn + tl.arange(0, BLOCK_N)

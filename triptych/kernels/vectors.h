@@ -22,12 +22,26 @@ INLINE Vec Load(const uint16_t *from) {
   __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from));
   return (Vec)_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
+// The sums of four vectors.
+INLINE void Sum4(const Vec *vectors, float *sums) {
+  const __m512 *v = reinterpret_cast<const __m512 *>(vectors);
+  __m512 first = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
+  __m512 second = _mm512_add_ps(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
+  __m512 four = _mm512_add_ps(_mm512_shuffle_ps(first, second, 0x44), _mm512_shuffle_ps(first, second, 0xee));
+  __m256 half = _mm256_add_ps(_mm512_castps512_ps256(four), _mm512_extractf32x8_ps(four, 1));
+  _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+}
 #elif LANES == 8
 INLINE Vec Fma(Vec a, Vec b, Vec c) { return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 INLINE float Sum(Vec vector) {
   __m128 four = _mm_add_ps(_mm256_castps256_ps128((__m256)vector), _mm256_extractf128_ps((__m256)vector, 1));
   __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+INLINE void Sum4(const Vec *vectors, float *sums) {
+  const __m256 *v = reinterpret_cast<const __m256 *>(vectors);
+  __m256 four = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+  _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(four), _mm256_extractf128_ps(four, 1)));
 }
 INLINE Vec Load(const uint16_t *from) {
   __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i *>(from));
@@ -39,6 +53,9 @@ INLINE float Sum(Vec vector) {
   float sum = 0;
   for (int i = 0; i < LANES; i++) sum += vector[i];
   return sum;
+}
+INLINE void Sum4(const Vec *vectors, float *sums) {
+  for (int i = 0; i < 4; i++) sums[i] = Sum(vectors[i]);
 }
 INLINE Vec Load(const uint16_t *from) {
   Ints bits;

@@ -18,6 +18,7 @@ from triptych.base.machine.heap import trim_heap
 from triptych.base.types import JsonObject
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.checkpoint.folder import read_config
+from triptych.models.checkpoint.quantized import check_decoder, check_tower
 from triptych.models.defaults import generation_defaults, resolve_device, resolve_dtype
 from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.models.weights.loading import KeyMap
@@ -157,7 +158,9 @@ def load_encoder(
     quantize = encoder_is_quantized(quantization)
     if quantize and inputs_are_quantized(quantization):
         check_w8a8(quantization, device)
-    side = family_of(path).encoder.load(Path(path), device=device, dtype=dtype, quantize=quantize)
+    family = family_of(path)
+    check_tower(path, family.keys.encoder_names)
+    side = family.encoder.load(Path(path), device=device, dtype=dtype, quantize=quantize)
     side.fuse()
     if inputs_are_quantized(quantization):
         quantize_inputs(side.module)
@@ -184,6 +187,7 @@ def load_decoder(
     """
     if inputs_are_quantized(quantization):
         check_w8a8(quantization, device)
+    check_decoder(path)
     side = family_of(path).decoder.load(
         Path(path),
         device=device,

@@ -135,7 +135,7 @@ class SimulatedEncoder:
 
     def _pump(self) -> None:
         scheduler = self.scheduler
-        while (job := scheduler.next_preparation()) is not None:
+        while (job := scheduler.next_preparation(self._loop.now)) is not None:
             self._loop.call_later(self.costs.prepare(job.item.pixels), self._prepared, job)
         while (job := scheduler.next_media_request()) is not None:
             self._loop.call_later(2 * self._rpc, self._media, job)
@@ -145,6 +145,7 @@ class SimulatedEncoder:
             self._loop.call_later(self._store.trip, self._check_batch, batch)
 
     def _prepared(self, job: _Job) -> None:
+        self.scheduler.decoded(job, self._loop.now)
         if self._holds(job):
             self._plan(job, job.item.prepared_bytes, job.item.patches)
         self._pump()

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from contextlib import aclosing
 
 from triptych.proxy.http.endpoint import HttpReply
-from triptych.proxy.http.form_body import parse_form
 from triptych.proxy.http.json_body import DONE, event, to_json
 from triptych.proxy.openai.audio.chat_transcriber import ChatTranscriber
-from triptych.proxy.openai.audio.request import TranscriptionForm, TranscriptionRequest, parse_transcription
+from triptych.proxy.openai.audio.request import TranscriptionForm, TranscriptionRequest, parse_audio_form
 from triptych.proxy.openai.audio.transcriber import FileTranscript, TimedSegment, Transcriber
 from triptych.proxy.openai.chat.endpoint import CallEndpoint
+from triptych.proxy.parsing.parse import Option, Parse
 
 TEXT = b"text/plain; charset=utf-8"
 JSON = b"application/json"
@@ -113,10 +113,13 @@ class AudioEndpoint(CallEndpoint[TranscriptionRequest]):
     smaller = "send a smaller file, such as FLAC, or cut it"
     body = TranscriptionForm
 
-    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> TranscriptionRequest:
-        form = parse_form(content_type, raw)
-        timeout = self.limits.timeout
-        return parse_transcription(form, request_id, translates=self.translates, timeout=timeout)
+    def parse(self, request_id: str, content_type: bytes = b"") -> Parse[TranscriptionRequest]:
+        form: dict[str, Option] = {
+            "content_type": content_type.decode("latin-1"),
+            "translates": self.translates,
+        }
+        form |= {"request_id": request_id, "timeout": self.limits.timeout}
+        return Parse(parse_audio_form, form)
 
     def names(self, raw: bytes, request: TranscriptionRequest) -> Iterable[str]:
         return request.names

@@ -9,17 +9,16 @@ import msgspec
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request import Seed, Temperature
+from triptych.base.request import MAX_LANGUAGE, MAX_SPOKEN_PROMPT, Seed, Temperature
 from triptych.base.types import SamplingParams
 from triptych.proxy.call.chat import ChatCall, EncoderPrompt, Transcription
 from triptych.proxy.call.validation import check_salt, check_sampling, seed_of
-from triptych.proxy.http.form_body import Form
+from triptych.proxy.http.form_body import Form, parse_form
 from triptych.proxy.http.json_body import convert_field
 from triptych.proxy.media.source import AudioPart
 from triptych.proxy.openai.fields.sampling import CacheSalt
 
 _TIMED = frozenset({"srt", "vtt", "verbose_json"})
-_MAX_LANGUAGE = 40
 
 
 class TranslationForm(msgspec.Struct, kw_only=True):
@@ -36,7 +35,7 @@ class TranslationForm(msgspec.Struct, kw_only=True):
         str, Meta(description="A name from GET /v1/models; optional when only one model is served.")
     ] = ""
     prompt: Annotated[
-        str, Meta(description="Text that the model takes as said before.", max_length=32 << 10)
+        str, Meta(description="Text that the model takes as said before.", max_length=MAX_SPOKEN_PROMPT)
     ] = ""
     response_format: Annotated[
         Literal["json", "text", "srt", "vtt", "verbose_json"], Meta(description="The form of the reply.")
@@ -97,6 +96,15 @@ class TranscriptionRequest:
         return self.response_format in _TIMED
 
 
+def parse_audio_form(
+    raw: bytes, request_id: str, *, content_type: str, translates: bool, timeout: float
+) -> TranscriptionRequest:
+    """What the form that `raw` holds asks for. InvalidRequest names the field."""
+    return parse_transcription(
+        parse_form(content_type.encode("latin-1"), raw), request_id, translates=translates, timeout=timeout
+    )
+
+
 def parse_transcription(
     form: Form, request_id: str, *, translates: bool, timeout: float
 ) -> TranscriptionRequest:
@@ -113,7 +121,7 @@ def parse_transcription(
         raise InvalidRequest("include is not supported: verbose_json has avg_logprob", param="include")
     if translates and body.language:
         raise InvalidRequest("language: translations are English; leave it out", param="language")
-    if len(body.language) > _MAX_LANGUAGE or not body.language.isprintable():
+    if len(body.language) > MAX_LANGUAGE or not body.language.isprintable():
         raise InvalidRequest("language must be a code such as en", param="language")
     sampling = SamplingParams(
         temperature=body.temperature,

@@ -23,6 +23,7 @@ from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint
 from triptych.proxy.http.json_body import DONE, event, to_json
 from triptych.proxy.openai.chat.request import ChatBody, ChatReplyOptions, parse_body
+from triptych.proxy.parsing.parse import Option, Parse
 from triptych.proxy.pd.queries import PDQueries
 
 Json = dict[str, object]
@@ -78,11 +79,16 @@ class CallEndpoint(PostEndpoint[P]):
     """An endpoint whose requests become calls, or questions to PD workers."""
 
     def __init__(self, dispatcher: Dispatcher, queries: PDQueries, limits: ApiLimits) -> None:
-        super().__init__(dispatcher.quotas["parser"], max_body=limits.max_body)
+        super().__init__(dispatcher.parsers, max_body=limits.max_body)
         self.dispatcher = dispatcher
         self.queries = queries
         self.limits = limits
         self.reject_unknown = limits.reject_unknown
+
+    def parse_options(self, request_id: str) -> dict[str, Option]:
+        """What most functions that parse a body want to know."""
+        limits = self.limits
+        return {"request_id": request_id, "max_images": limits.max_images, "timeout": limits.timeout}
 
 
 def ends(outputs: Sequence[Output]) -> bool:
@@ -95,16 +101,8 @@ class ChatEndpoint(CallEndpoint[tuple[ChatCall, ChatReplyOptions]]):
 
     body = ChatBody
 
-    def parse(
-        self, raw: bytes, request_id: str, content_type: bytes = b""
-    ) -> tuple[ChatCall, ChatReplyOptions]:
-        return parse_body(
-            raw,
-            request_id,
-            max_images=self.limits.max_images,
-            timeout=self.limits.timeout,
-            max_choices=self.limits.max_choices,
-        )
+    def parse(self, request_id: str, content_type: bytes = b"") -> Parse[tuple[ChatCall, ChatReplyOptions]]:
+        return Parse(parse_body, {**self.parse_options(request_id), "max_choices": self.limits.max_choices})
 
     async def answer(self, request: tuple[ChatCall, ChatReplyOptions], reply: HttpReply) -> None:
         call, options = request

@@ -9,11 +9,19 @@ import msgspec
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request import FunctionCall, MessageToolCall, OutputTokens, Role, TextPart
+from triptych.base.request import (
+    MAX_PARTS,
+    MAX_TEXT,
+    FunctionCall,
+    MessageToolCall,
+    OutputTokens,
+    Role,
+    TextPart,
+)
 from triptych.proxy.call.chat import ROLES, ChatCall, ChatMessage
+from triptych.proxy.call.json_text import check_depth, decode_text
 from triptych.proxy.call.tools import NO_TOOLS, CallForm, ToolChoice, ToolUse, tool_use
 from triptych.proxy.call.validation import (
-    check_depth,
     check_image_count,
     check_options,
     check_parts,
@@ -117,16 +125,17 @@ class AudioUrlBody(msgspec.Struct, tag="audio_url"):
 
 PartBody = TextBody | RefusalBody | ImageUrlBody | ImageBody | VideoUrlBody | InputAudioBody | AudioUrlBody
 Content = str | tuple[TextPart | ItemPart, ...]
+Parts = Annotated[list[PartBody], Meta(max_length=MAX_PARTS)]
 
 
 class MessageBody(msgspec.Struct):
     """One message of the conversation; an assistant's may have calls in place of content."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[PartBody] | None = None
+    content: str | Parts | None = None
     name: str | None = None
     refusal: str | None = None
-    tool_calls: list[MessageToolCall] | None = None
+    tool_calls: Annotated[list[MessageToolCall], Meta(max_length=MAX_PARTS)] | None = None
     tool_call_id: str | None = None
     function_call: object = None
     audio: object = None
@@ -134,12 +143,21 @@ class MessageBody(msgspec.Struct):
     reasoning_content: str | None = None
     reasoning: str | None = None
 
+    @property
+    def parts(self) -> int:
+        """Its parts and its calls, and itself."""
+        parts = 0 if self.content is None or isinstance(self.content, str) else len(self.content)
+        return 1 + parts + len(self.tool_calls or ())
+
+
+Messages = Annotated[list[MessageBody], Meta(max_length=MAX_PARTS)]
+
 
 class ChatBody(SamplingBody, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: Annotated[
-        list[MessageBody], Meta(description="The conversation. Images are parts of a message's content.")
+        Messages, Meta(description="The conversation. Images are parts of a message's content.")
     ]
     model: ModelName = None
     stream: Stream = None
@@ -217,7 +235,7 @@ def call_of(
     in_range("n", body.n, 1, max_choices)
     if not body.messages:
         raise InvalidRequest("messages must hold at least one message", param="messages")
-    check_parts(len(body.messages))
+    check_parts(sum(message.parts for message in body.messages))
     messages = tuple(_message(index, item) for index, item in enumerate(body.messages))
     tools = NO_TOOLS
     if body.tools or body.tool_choice is not None:
@@ -246,7 +264,6 @@ def call_of(
         ),
         whole=not body.stream,
     )
-    check_parts(call.parts)
     check_text(call.text_length, "messages")
     check_image_count(len(call.items()), max_images)
     options = ChatReplyOptions(
@@ -303,10 +320,11 @@ def _tool_calls(body: MessageBody, path: str) -> tuple[MessageToolCall, ...]:
     calls = []
     for at, call in enumerate(body.tool_calls or ()):
         param = f"{path}.tool_calls[{at}].function.arguments"
-        arguments = call.function.parsed_arguments()
-        if arguments is None:
-            raise InvalidRequest(f"{param} must be a JSON object in a string", param=param)
-        check_depth(arguments, param)
+        arguments = call.function.arguments
+        if isinstance(arguments, str):
+            arguments = decode_text(arguments or "{}", dict[str, object], param, MAX_TEXT)
+        else:
+            check_depth(arguments, param)
         calls.append(MessageToolCall(FunctionCall(call.function.name, arguments), call.id))
     return tuple(calls)
 

@@ -19,6 +19,7 @@ from triptych.proxy.openai.completions.request import (
     CompletionRequest,
     parse_completion,
 )
+from triptych.proxy.parsing.parse import Parse
 
 
 class CompletionBook:
@@ -218,9 +219,9 @@ class CompletionsEndpoint(CallEndpoint[CompletionRequest]):
 
     body = CompletionBody
 
-    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> CompletionRequest:
-        limits = self.limits
-        return parse_completion(raw, request_id, timeout=limits.timeout, max_choices=limits.max_choices)
+    def parse(self, request_id: str, content_type: bytes = b"") -> Parse[CompletionRequest]:
+        timeout, choices = self.limits.timeout, self.limits.max_choices
+        return Parse(parse_completion, {"request_id": request_id, "timeout": timeout, "max_choices": choices})
 
     async def answer(self, request: CompletionRequest, reply: HttpReply) -> None:
         model = self.dispatcher.resolve_model(request.calls[0].model)

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request import MAX_TOKEN_ID, Logprobs, TokenId
+from triptych.base.request import MAX_TOKEN_ID, MAX_TOKEN_IDS, Logprobs, TokenId
 from triptych.proxy.call.chat import ChatCall, EncoderPrompt, RawPrompt
 from triptych.proxy.call.validation import check_options, check_salt, check_text, check_token_count, in_range
 from triptych.proxy.http.json_body import convert_field, decode_body
@@ -52,16 +52,19 @@ class EncoderMedia(msgspec.Struct, forbid_unknown_fields=True):
     image: MediaFile | str | None = None
 
 
+TokenList = Annotated[list[TokenId], Meta(max_length=MAX_TOKEN_IDS)]
+
+
 class PromptBody(msgspec.Struct, forbid_unknown_fields=True):
     """A prompt as an object: a text or token ids, under either name, and what the encoder reads."""
 
     prompt: str | None = None
-    prompt_token_ids: list[TokenId] | None = None
-    prompt_tokens: list[TokenId] | None = None
+    prompt_token_ids: TokenList | None = None
+    prompt_tokens: TokenList | None = None
     multi_modal_data: EncoderMedia | None = None
 
 
-Singleton = str | list[TokenId] | PromptBody | None
+Singleton = str | TokenList | PromptBody | None
 #: A text, token ids, or a list of either.
 Prompts = str | PromptBody | Annotated[list[str | TokenId | list[TokenId] | PromptBody], Meta(min_length=1)]
 

@@ -11,8 +11,14 @@ from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest, RequestError
 from triptych.base.request import (
+    MAX_BAD_WORD_CHARS,
     MAX_BAD_WORDS,
+    MAX_BIASES,
+    MAX_CHOICE_TEXTS,
+    MAX_SALT,
+    MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
     MAX_TOOLS,
     LogitBias,
     Logprobs,
@@ -30,8 +36,6 @@ from triptych.base.request import (
 from triptych.base.types import OutputFormat, SamplingParams
 from triptych.proxy.call.tools import ToolBody
 from triptych.proxy.call.validation import (
-    MAX_CHOICE_TEXTS,
-    MAX_SALT,
     ResponseFormat,
     check_sampling,
     format_of,
@@ -108,6 +112,8 @@ REFERENCE = "#/components/schemas/"
 #: Types of parts of bodies that are converted after the body, for its schema.
 LATE: list[Any] = []
 Text = Annotated[str, Meta(min_length=1)]
+StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+StopTexts = Annotated[list[StopText], Meta(max_length=MAX_STOP_STRINGS)]
 
 
 def late(kind: Any) -> Meta:
@@ -126,7 +132,8 @@ def any_json(kind: type) -> dict[str, Any]:
 
 CacheSalt = Annotated[str, Meta(extra_json_schema={"maxLength": MAX_SALT})]
 _Biases = Annotated[
-    dict[str, LogitBias], Meta(extra_json_schema={"propertyNames": {"pattern": "^[0-9]{1,9}$"}})
+    dict[str, LogitBias],
+    Meta(max_length=MAX_BIASES, extra_json_schema={"propertyNames": {"pattern": "^[0-9]{1,9}$"}}),
 ]
 
 
@@ -170,17 +177,24 @@ class SamplingBody(UnservedBody, kw_only=True):
         Meta(description="Equal requests with equal seeds get equal answers; drawn where none is given."),
     ] = None
     stop: Annotated[
-        Text | Annotated[list[Text], Meta(max_length=MAX_STOP_STRINGS)] | None,
+        StopText | StopTexts | None,
         Meta(description="Texts that end the answer and are not part of it."),
     ] = None
     include_stop_str_in_output: Annotated[
         bool | None, Meta(description="Leave the stop text or stop token that ends the answer in its text.")
     ] = None
     bad_words: Annotated[
-        Annotated[list[Text], Meta(max_length=MAX_BAD_WORDS)] | None,
+        Annotated[
+            list[Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_CHARS)]],
+            Meta(max_length=MAX_BAD_WORDS),
+        ]
+        | None,
         Meta(description="Texts that the answer does not hold, by their tokens."),
     ] = None
-    stop_token_ids: Annotated[list[TokenId] | None, Meta(description="Token ids that end the answer.")] = None
+    stop_token_ids: Annotated[
+        Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None,
+        Meta(description="Token ids that end the answer."),
+    ] = None
     ignore_eos: Annotated[
         bool | None, Meta(description="Go on past the end-of-sequence token, up to max_tokens.")
     ] = None

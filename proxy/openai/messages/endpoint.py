@@ -22,6 +22,7 @@ from triptych.proxy.openai.messages.request import (
     parse_messages,
 )
 from triptych.proxy.openai.tokenize import TokenizeEndpoint, TokenizeQuery, query_of
+from triptych.proxy.parsing.parse import Parse
 
 #: Of each kind of block: its text's field, and how deltas of it are called.
 _TEXTS = {
@@ -151,8 +152,8 @@ class MessagesEndpoint(CallEndpoint[MessagesRequest]):
 
     body = MessagesBody
 
-    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> MessagesRequest:
-        return parse_messages(raw, request_id, max_images=self.limits.max_images, timeout=self.limits.timeout)
+    def parse(self, request_id: str, content_type: bytes = b"") -> Parse[MessagesRequest]:
+        return Parse(parse_messages, self.parse_options(request_id))
 
     async def answer(self, request: MessagesRequest, reply: HttpReply) -> None:
         book = MessageBook(request, self.dispatcher.resolve_model(request.call.model))
@@ -168,13 +169,18 @@ class MessagesEndpoint(CallEndpoint[MessagesRequest]):
         await reply.whole(to_json(book.message))
 
 
+def parse_count_query(raw: bytes, request_id: str, *, max_images: int) -> TokenizeQuery:
+    """The question for the tokens of the conversation that `raw` (JSON) holds."""
+    return query_of(parse_count_tokens(raw, request_id, max_images=max_images).call)
+
+
 class CountTokensEndpoint(TokenizeEndpoint):
     """The tokens of a conversation; an image counts as one."""
 
     body = CountTokensBody
 
-    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> TokenizeQuery:
-        return query_of(parse_count_tokens(raw, request_id, max_images=self.limits.max_images).call)
+    def parse(self, request_id: str, content_type: bytes = b"") -> Parse[TokenizeQuery]:
+        return Parse(parse_count_query, {"request_id": request_id, "max_images": self.limits.max_images})
 
     async def answer(self, request: TokenizeQuery, reply: HttpReply) -> None:
         tokens = (await self.tokenized(request)).token_ids

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
 from triptych.base.request import (
-    MAX_STOP_STRINGS,
+    MAX_PARTS,
     MAX_TOOLS,
     FunctionCall,
     MessageToolCall,
@@ -25,7 +25,7 @@ from triptych.base.request import (
 )
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.call.tools import FunctionChoice, FunctionName, ToolChoice
-from triptych.proxy.call.validation import NamedSchema, SchemaFormat
+from triptych.proxy.call.validation import NamedSchema, SchemaFormat, check_parts
 from triptych.proxy.http.json_body import decode_body
 from triptych.proxy.openai.chat.request import (
     ChatBody,
@@ -42,9 +42,9 @@ from triptych.proxy.openai.fields.sampling import (
     ModelName,
     ProcessorOptions,
     Salt,
+    StopTexts,
     Stream,
     TemplateVariables,
-    Text,
 )
 
 
@@ -79,7 +79,7 @@ class ToolResultBlock(msgspec.Struct, tag="tool_result"):
     """What a called tool has returned; `is_error` changes nothing."""
 
     tool_use_id: str
-    content: str | list[TextBody | ImageBlock] = ""
+    content: str | Annotated[list[TextBody | ImageBlock], Meta(max_length=MAX_PARTS)] = ""
     is_error: bool | None = None
 
 
@@ -103,7 +103,15 @@ class BlockMessage(msgspec.Struct):
     """A turn of the conversation; an answer at its end is gone on with."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | Annotated[list[Block], Meta(max_length=MAX_PARTS)]
+
+    @property
+    def parts(self) -> int:
+        """Its blocks, those in the results of calls, and itself."""
+        if isinstance(self.content, str):
+            return 1
+        results = (block.content for block in self.content if isinstance(block, ToolResultBlock))
+        return 1 + len(self.content) + sum(len(inner) for inner in results if isinstance(inner, list))
 
 
 class ToolDefinition(msgspec.Struct):
@@ -147,12 +155,13 @@ class CountTokensBody(msgspec.Struct, kw_only=True):
     """POST /v1/messages/count_tokens."""
 
     messages: Annotated[
-        list[BlockMessage],
+        Annotated[list[BlockMessage], Meta(max_length=MAX_PARTS)],
         Meta(description="The conversation: texts, images, tool calls and their results."),
     ]
     model: ModelName = None
     system: Annotated[
-        str | list[TextBody] | None, Meta(description="A system message in front of the conversation.")
+        str | Annotated[list[TextBody], Meta(max_length=MAX_PARTS)] | None,
+        Meta(description="A system message in front of the conversation."),
     ] = None
     tools: Annotated[
         Annotated[list[ToolDefinition], Meta(max_length=MAX_TOOLS)] | None,
@@ -176,7 +185,7 @@ class MessagesBody(CountTokensBody, kw_only=True):
     max_tokens: Annotated[OutputTokens, Meta(description="Largest number of output tokens.")]
     stream: Stream = None
     stop_sequences: Annotated[
-        Annotated[list[Text], Meta(max_length=MAX_STOP_STRINGS)] | None,
+        StopTexts | None,
         Meta(description="Texts that end the answer and are not part of it."),
     ] = None
     temperature: Annotated[Temperature | None, Meta(description="0 takes the likeliest token.")] = None
@@ -225,7 +234,7 @@ class AnthropicConversation:
     ) -> MessageBody:
         name = f"messages[{len(self.messages)}]"
         self.places[name] = path
-        parts, calls, reasoning = list[PartBody](), list[MessageToolCall](), ""
+        parts, calls, reasoning = list[PartBody](), list[MessageToolCall](), list[str]()
         for block, place in blocks:
             match block:
                 case TextBody():
@@ -240,13 +249,13 @@ class AnthropicConversation:
                     calls.append(MessageToolCall(FunctionCall(block.name, block.input), block.id))
                     self._call_ids.add(block.id)
                 case ThinkingBlock():
-                    reasoning += block.thinking
+                    reasoning.append(block.thinking)
         texts = [part.text for part in parts if isinstance(part, TextBody)]
         # Templates expect strings of these roles.
         plain = len(texts) == len(parts) and (role != "user" or len(parts) == 1)
         between = "\n\n" if role == "system" else ""
         message = MessageBody(role, between.join(texts) if plain else parts, tool_calls=calls or None)
-        message.reasoning_content = reasoning or None
+        message.reasoning_content = "".join(reasoning) or None
         self.messages.append(message)
         return message
 
@@ -325,6 +334,7 @@ def _conversation(body: CountTokensBody) -> AnthropicConversation:
     conversation = AnthropicConversation()
     if not body.messages:
         raise InvalidRequest("messages must hold at least one message", param="messages")
+    check_parts(sum(message.parts for message in body.messages))
     if body.system:
         system: Any = body.system
         conversation.add(BlockMessage("system", system), "system")

@@ -14,6 +14,7 @@ from triptych.proxy.http.endpoint import HttpReply
 from triptych.proxy.http.json_body import named_event, to_json
 from triptych.proxy.openai.chat.endpoint import CallEndpoint, Json, ends, position_logprobs, timings_body
 from triptych.proxy.openai.responses.request import ResponsesBody, ResponsesRequest, parse_responses
+from triptych.proxy.parsing.parse import Parse
 
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
@@ -223,10 +224,8 @@ class ResponsesEndpoint(CallEndpoint[ResponsesRequest]):
 
     body = ResponsesBody
 
-    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> ResponsesRequest:
-        return parse_responses(
-            raw, request_id, max_images=self.limits.max_images, timeout=self.limits.timeout
-        )
+    def parse(self, request_id: str, content_type: bytes = b"") -> Parse[ResponsesRequest]:
+        return Parse(parse_responses, self.parse_options(request_id))
 
     async def answer(self, request: ResponsesRequest, reply: HttpReply) -> None:
         book = ResponseBook(request, self.dispatcher.resolve_model(request.call.model))

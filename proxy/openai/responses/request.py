@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request import FunctionCall, MessageToolCall, OutputTokens
+from triptych.base.request import MAX_PARTS, MAX_TOOLS, FunctionCall, MessageToolCall, OutputTokens
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.call.tools import (
     AllowedChoice,
@@ -26,6 +26,7 @@ from triptych.proxy.call.validation import (
     ResponseFormat,
     SchemaFormat,
     TextFormat,
+    check_parts,
 )
 from triptych.proxy.http.json_body import convert_field, decode_body
 from triptych.proxy.openai.chat.request import (
@@ -95,7 +96,7 @@ class InputVideo(msgspec.Struct, tag="input_video"):
 
 
 InputPart = InputText | EarlierText | TextBody | RefusalBody | InputImage | InputVideo | InputAudioBody
-InputContent = str | Annotated[list[InputPart], Meta(min_length=1)]
+InputContent = str | Annotated[list[InputPart], Meta(min_length=1, max_length=MAX_PARTS)]
 
 
 class MessageItem(msgspec.Struct, tag="message"):
@@ -129,7 +130,7 @@ class ReasoningText(msgspec.Struct):
 class ReasoningItem(msgspec.Struct, tag="reasoning"):
     """Reasoning of an earlier answer, of its message or call that comes next; a summary alone is ignored."""
 
-    content: list[ReasoningText] | None = None
+    content: Annotated[list[ReasoningText], Meta(max_length=MAX_PARTS)] | None = None
 
 
 InputItem = MessageItem | CallItem | CallOutputItem | ReasoningItem
@@ -141,6 +142,7 @@ class Conversation:
     def __init__(self) -> None:
         self.messages: list[MessageBody] = []
         self.places: dict[str, str] = {}
+        self._parts = 0
         #: The last message is an assistant's, of which there is only its reasoning yet.
         self._reasoned = False
 
@@ -153,6 +155,8 @@ class Conversation:
         if "role" in value:
             value = {"type": "message", **value}
         item = convert_field(value, cast("type[InputItem]", InputItem), place)
+        self._parts += _parts(item)
+        check_parts(self._parts, "input")
         reasoned, self._reasoned = self._reasoned, False
         match item:
             case MessageItem():
@@ -178,7 +182,15 @@ class Conversation:
             self.add(MessageBody("assistant", ""), place)
         last = self.messages[-1]
         call = MessageToolCall(FunctionCall(item.name, item.arguments), item.call_id)
-        last.tool_calls = [*(last.tool_calls or ()), call]
+        if last.tool_calls is None:
+            last.tool_calls = []
+        last.tool_calls.append(call)
+
+
+def _parts(item: InputItem) -> int:
+    """The item's parts, and itself."""
+    content = item.output if isinstance(item, CallOutputItem) else getattr(item, "content", None)
+    return 1 + (len(content) if isinstance(content, list) else 0)
 
 
 def _content(content: InputContent, place: str, *, flat: bool) -> str | list[PartBody]:
@@ -218,7 +230,7 @@ class FlatAllowed(msgspec.Struct, tag="allowed_tools"):
     """A choice among some of the tools."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[FlatChoice], Meta(min_length=1)]
+    tools: Annotated[list[FlatChoice], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
 class FlatSchema(NamedSchema, tag="json_schema"):
@@ -235,6 +247,11 @@ class TextConfig(msgspec.Struct, omit_defaults=True):
 
 
 LOGPROBS = "message.output_text.logprobs"
+_MAX_INCLUDED = 64
+#: As much as OpenAI takes.
+_Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
 #: Fields that would need memory between requests, or that have another name here.
 _REFUSED = {
     "previous_response_id": "nothing is stored: send the conversation as input",
@@ -257,7 +274,7 @@ class ResponsesBody(SamplingBody, kw_only=True):
     """POST /v1/responses. Items of `input` are decoded one by one, so that errors name their index."""
 
     input: Annotated[
-        str | list[Annotated[dict[str, object], late(InputItem)]],
+        str | Annotated[list[Annotated[dict[str, object], late(InputItem)]], Meta(max_length=MAX_PARTS)],
         Meta(description="A text, or items: messages, function calls and their outputs."),
     ]
     model: ModelName = None
@@ -268,7 +285,7 @@ class ResponsesBody(SamplingBody, kw_only=True):
         None
     )
     tools: Annotated[
-        list[Annotated[dict[str, object], late(FlatTool)]] | None,
+        Annotated[list[Annotated[dict[str, object], late(FlatTool)]], Meta(max_length=MAX_TOOLS)] | None,
         Meta(description="Functions that the model may call."),
     ] = None
     tool_choice: Annotated[
@@ -278,14 +295,14 @@ class ResponsesBody(SamplingBody, kw_only=True):
     parallel_tool_calls: ParallelCalls = None
     top_logprobs: TopLogprobs = None
     include: Annotated[
-        list[str] | None,
+        Annotated[list[str], Meta(max_length=_MAX_INCLUDED)] | None,
         Meta(
             description='"message.output_text.logprobs" reports log-probabilities; other values are ignored.'
         ),
     ] = None
-    metadata: Annotated[
-        dict[str, str] | None, Meta(description="Repeated in the response, and nothing else.")
-    ] = None
+    metadata: Annotated[_Metadata | None, Meta(description="Repeated in the response, and nothing else.")] = (
+        None
+    )
     store: Annotated[bool | None, Meta(description="Ignored: nothing is stored.")] = None
     background: bool | None = None
     previous_response_id: str | None = None

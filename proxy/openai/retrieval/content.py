@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -12,7 +13,7 @@ from triptych.proxy.call.pairs import Content
 from triptych.proxy.call.pooled import MAX_INPUTS
 from triptych.proxy.call.validation import check_text
 from triptych.proxy.media.source import ImagePart
-from triptych.proxy.openai.chat.request import ImageUrl, PartBody, part_of
+from triptych.proxy.openai.chat.request import ImageUrl, Parts, part_of
 
 
 class ContentBody(msgspec.Struct, omit_defaults=True):
@@ -21,11 +22,18 @@ class ContentBody(msgspec.Struct, omit_defaults=True):
     text: str | None = None
     image: str | None = None
     image_url: ImageUrl | str | None = None
-    content: str | list[PartBody] | None = None
+    content: str | Parts | None = None
 
 
 ContentField = str | ContentBody
 Contents = Annotated[list[ContentField], Meta(min_length=1, max_length=MAX_INPUTS)]
+
+
+def parts_of(given: ContentField | Sequence[ContentField]) -> int:
+    """The parts of all of them."""
+    bodies = [given] if isinstance(given, str | ContentBody) else given
+    contents = (body.content for body in bodies if isinstance(body, ContentBody))
+    return len(bodies) + sum(len(content) for content in contents if isinstance(content, list))
 
 
 def content_of(body: ContentField, path: str) -> Content:

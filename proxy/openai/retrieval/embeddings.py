@@ -17,7 +17,7 @@ from triptych.proxy.call.pooled import MAX_INPUTS, input_calls, pool_all, pooled
 from triptych.proxy.http.endpoint import CURRENT_DELIVERY, HttpReply
 from triptych.proxy.http.json_body import decode_body, to_json
 from triptych.proxy.openai.chat.endpoint import CallEndpoint
-from triptych.proxy.openai.chat.request import ChatBody, MessageBody, call_of
+from triptych.proxy.openai.chat.request import ChatBody, Messages, call_of
 from triptych.proxy.openai.completions.request import Prompts, raw_prompts
 from triptych.proxy.openai.fields.sampling import (
     ContinueFinal,
@@ -27,6 +27,7 @@ from triptych.proxy.openai.fields.sampling import (
     TemplateVariables,
     late,
 )
+from triptych.proxy.parsing.parse import Parse
 from triptych.proxy.quotas.quota import HOLDER, Quota
 
 
@@ -59,7 +60,7 @@ class EmbeddingBody(PooledBody, kw_only=True):
 
     input: Annotated[object, late(Prompts), Meta(description="A text, token ids, or a list of them.")] = None
     messages: Annotated[
-        list[MessageBody] | None,
+        Messages | None,
         Meta(description="In place of input: a conversation, with pictures as parts of its messages."),
     ] = None
     dimensions: Annotated[
@@ -145,10 +146,8 @@ class EmbeddingsEndpoint(CallEndpoint[EmbeddingRequest]):
     smaller = "send fewer inputs at once"
     body = EmbeddingBody
 
-    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> EmbeddingRequest:
-        return parse_embeddings(
-            raw, request_id, max_images=self.limits.max_images, timeout=self.limits.timeout
-        )
+    def parse(self, request_id: str, content_type: bytes = b"") -> Parse[EmbeddingRequest]:
+        return Parse(parse_embeddings, self.parse_options(request_id))
 
     async def answer(self, request: EmbeddingRequest, reply: HttpReply) -> None:
         model = self.dispatcher.resolve_model(request.calls[0].model)

@@ -12,10 +12,11 @@ from msgspec import Meta
 from triptych.base.errors import InvalidRequest
 from triptych.proxy.call.chat import PoolingOptions
 from triptych.proxy.call.pairs import Content, Pair, PairScoring, best_first, check_pairs
+from triptych.proxy.call.validation import check_parts
 from triptych.proxy.http.endpoint import HttpReply
 from triptych.proxy.http.json_body import decode_body, to_json
 from triptych.proxy.openai.chat.endpoint import CallEndpoint
-from triptych.proxy.openai.retrieval.content import ContentField, Contents, content_of
+from triptych.proxy.openai.retrieval.content import ContentField, Contents, content_of, parts_of
 from triptych.proxy.openai.retrieval.embeddings import (
     PooledBody,
     PooledReply,
@@ -23,6 +24,7 @@ from triptych.proxy.openai.retrieval.embeddings import (
     list_head,
     refuse_unserved,
 )
+from triptych.proxy.parsing.parse import Parse
 
 Instruction = Annotated[
     str | None, Meta(description="What a reranker is to judge by, in place of its own instruction.")
@@ -70,6 +72,7 @@ _score_decoder = msgspec.json.Decoder(ScoreBody)
 def parse_rerank(raw: bytes, request_id: str, *, max_images: int, timeout: float) -> RerankRequest:
     """The request that `raw` (JSON) holds. InvalidRequest names what is wrong with it."""
     body = decode_body(_rerank_decoder, raw)
+    check_parts(parts_of(body.query) + parts_of(body.documents), "documents")
     query = (content_of(body.query, "query"), "query")
     pairs = [Pair(*query, *document) for document in _contents(body.documents, "documents")]
     return RerankRequest(
@@ -82,6 +85,7 @@ def parse_rerank(raw: bytes, request_id: str, *, max_images: int, timeout: float
 def parse_score(raw: bytes, request_id: str, *, max_images: int, timeout: float) -> PairScoring:
     """The request that `raw` (JSON) holds. InvalidRequest names what is wrong with it."""
     body = decode_body(_score_decoder, raw)
+    check_parts(parts_of(body.text_1) + parts_of(body.text_2), "text_2")
     firsts, seconds = _contents(body.text_1, "text_1"), _contents(body.text_2, "text_2")
     if len(firsts) not in (1, len(seconds)):
         raise InvalidRequest(
@@ -114,8 +118,8 @@ class RerankEndpoint(CallEndpoint[RerankRequest]):
     smaller = "send fewer inputs at once"
     body = RerankBody
 
-    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> RerankRequest:
-        return parse_rerank(raw, request_id, max_images=self.limits.max_images, timeout=self.limits.timeout)
+    def parse(self, request_id: str, content_type: bytes = b"") -> Parse[RerankRequest]:
+        return Parse(parse_rerank, self.parse_options(request_id))
 
     async def answer(self, request: RerankRequest, reply: HttpReply) -> None:
         model = self.dispatcher.resolve_model(request.pairs.first.model)
@@ -136,8 +140,8 @@ class ScoreEndpoint(CallEndpoint[PairScoring]):
     smaller = "send fewer inputs at once"
     body = ScoreBody
 
-    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> PairScoring:
-        return parse_score(raw, request_id, max_images=self.limits.max_images, timeout=self.limits.timeout)
+    def parse(self, request_id: str, content_type: bytes = b"") -> Parse[PairScoring]:
+        return Parse(parse_score, self.parse_options(request_id))
 
     async def answer(self, request: PairScoring, reply: HttpReply) -> None:
         model = self.dispatcher.resolve_model(request.first.model)

@@ -49,6 +49,10 @@ def bias_by_distance() -> torch.Tensor:
     return torch.randn(HEADS, 21, generator=torch.Generator().manual_seed(4))
 
 
+#: Of heads that a sink changes much, hardly, not at all, and whose keys it leaves nothing.
+SINKS = torch.tensor([1.5, -3.0, -1e30, 60.0])
+
+
 class Case:
     """Chunks with drawn contents in scattered blocks of a cache whose other blocks hold rubbish."""
 
@@ -156,6 +160,7 @@ class Case:
         window: int | None = None,
         softcap: float | None = None,
         rule: LayerRule | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         outputs, rule = [], rule or LayerRule(window)
         for chunk, query, (key, value) in zip(self.chunks, self.queries, self.own, strict=True):
@@ -174,16 +179,18 @@ class Case:
                 by_distance = bias.dim() == 2
                 added = bias[:, (at - behind).clamp(0, 20)] if by_distance else bias[:, at, behind]
             outputs.append(
-                written_out(query, key, value, scale=SCALE, allowed=allowed, bias=added, softcap=softcap)
+                written_out(
+                    query, key, value, scale=SCALE, allowed=allowed, bias=added, softcap=softcap, sinks=sinks
+                )
             )
         return torch.cat(outputs)
 
-    def expected_cross(self) -> torch.Tensor:
+    def expected_cross(self, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """One dense product over all rows of all requests: each sees the rectangle of its own."""
         key, value = (torch.cat(parts) for parts in zip(*self.encoder, strict=True))
         counts, rows = [c.count for c in self.chunks], [c.rows for c in self.chunks]
         allowed = torch.block_diag(*(torch.ones(c, r) for c, r in zip(counts, rows, strict=True))).bool()
-        return written_out(torch.cat(self.queries), key, value, scale=SCALE, allowed=allowed)
+        return written_out(torch.cat(self.queries), key, value, scale=SCALE, allowed=allowed, sinks=sinks)
 
 
 def padded(tables: list[list[int]]) -> torch.Tensor:

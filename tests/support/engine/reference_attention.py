@@ -47,10 +47,11 @@ def written_out(
     allowed: torch.Tensor,
     bias: torch.Tensor | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """[Q, heads, dim] of query [Q, heads, dim], key and value [K, kv_heads, dim], as the formula says it.
 
-    `allowed` is bool [Q, K]; `bias` [heads, Q, K].
+    `allowed` is bool [Q, K]; `bias` [heads, Q, K]; `sinks` [heads] are the scores of keys without values.
     """
     repeats = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
@@ -59,5 +60,8 @@ def written_out(
         scores = torch.tanh(scores / softcap) * softcap
     if bias is not None:
         scores = scores + bias
-    weights = scores.masked_fill(~allowed, float("-inf")).softmax(-1)
+    scores = scores.masked_fill(~allowed, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat((scores, sinks[:, None, None].expand(-1, len(query), 1)), -1)
+    weights = scores.softmax(-1)[..., : len(key)]
     return torch.einsum("hqk,khd->qhd", weights, value)

@@ -19,6 +19,8 @@ from triptych.encoder_worker.job_spec import JobSpec
 from triptych.encoder_worker.jobs.job import EncodeJob, JobEvent, Waiter
 from triptych.encoder_worker.jobs.table import EncodeJobs, JobBounds, JobMetrics
 from triptych.encoder_worker.media.preparer import VerifiedMedia
+from triptych.encoder_worker.media.shared_clips import ClipHold
+from triptych.encoder_worker.media.work import DecodeWork
 from triptych.encoder_worker.scheduler import EncoderScheduler
 from triptych.models.base import PreparedItem
 from triptych.registry.leases import OwnedBy
@@ -95,7 +97,15 @@ class FakePreparer:
             raise self.error
         return VerifiedMedia(b"".join(frames), {})
 
-    async def prepare(self, media: VerifiedMedia) -> PreparedItem:
+    def work(self, *, tenant: str = "", heavy: bool) -> DecodeWork:
+        return DecodeWork(tenant=tenant, heavy=heavy)
+
+    def hold(self, media: VerifiedMedia) -> None:
+        return None
+
+    async def prepare(
+        self, media: VerifiedMedia, work: DecodeWork, hold: ClipHold | None = None
+    ) -> PreparedItem:
         if self.error is not None:
             raise self.error
         self.prepared.append(media.data)

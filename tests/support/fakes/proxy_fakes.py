@@ -37,7 +37,7 @@ from triptych.proxy.auth.middleware import Authenticator, AuthMiddleware
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.grpc.admission import GrpcAdmission, add_reflection, server_options
 from triptych.proxy.grpc.connections import GrpcConnections
-from triptych.proxy.grpc.server import ProxyServicer
+from triptych.proxy.grpc.server import ProxyServicer, parses_of
 from triptych.proxy.http.connections import ConnectionLimits
 from triptych.proxy.http.endpoint import BodyMiddleware, DeliveryMiddleware
 from triptych.proxy.http.peers import TrustedProxies
@@ -191,9 +191,15 @@ class FakeCluster:
         self.port = listener.getsockname()[1]
         connections = GrpcConnections(self.quotas["grpc-connections"], trusted)
         admission = GrpcAdmission(
-            self.quotas, authenticator, refusals, connections=connections, tracer=tracer
+            self.quotas,
+            authenticator,
+            refusals,
+            self.dispatcher.parsers,
+            parses_of(max_images=api.max_images, timeout=api.timeout, max_choices=api.max_choices),
+            connections=connections,
+            tracer=tracer,
         )
-        await self._start_grpc(admission, front_door, api.timeout)
+        await self._start_grpc(admission, front_door)
         connections.port = self.grpc_port
         self._beside = [asyncio.create_task(work) for work in (self.quotas.run(), connections.run())]
 
@@ -215,11 +221,9 @@ class FakeCluster:
             worker.register = self._register
             await worker.start()
 
-    async def _start_grpc(
-        self, admission: GrpcAdmission, front_door: Certificates | None, timeout: float
-    ) -> None:
+    async def _start_grpc(self, admission: GrpcAdmission, front_door: Certificates | None) -> None:
         self.grpc_server = make_server(interceptors=[admission], options=server_options(self.quotas))
-        servicer = ProxyServicer(self.dispatcher, self.pool, max_images=8, timeout=timeout)
+        servicer = ProxyServicer(self.dispatcher, self.pool)
         proxy_pb2_grpc.add_ProxyServiceServicer_to_server(servicer, self.grpc_server)
         add_reflection(self.grpc_server)
         self.grpc_port = listen(self.grpc_server, "127.0.0.1:0", front_door, mutual=False)

@@ -18,7 +18,6 @@ from support.fakes.fake_workers import picture, user
 from support.hostile.two_tenants import CHAT, FROM, A, B, TwoTenants, chat_body
 from support.processes.web import reply
 from support.waiting import until
-from triptych.proxy.http import endpoint
 from triptych.proxy.http.connections import ConnectionLimits
 
 MIB = 1 << 20
@@ -207,7 +206,7 @@ async def large_bodies(tenants: TwoTenants, large: tuple[str, bytes] = LARGE_CHA
     """The parsing thread is held, so that the order of what waits for it can be seen."""
     held = threading.Event()
     tenants.stack.callback(held.set)
-    endpoint._PARSER.submit(held.wait, 60.0)
+    tenants.cluster.dispatcher.parsers.thread.submit(held.wait, 60.0)
     tenants.held = held  # type: ignore[attr-defined]
     tenants.order = []  # type: ignore[attr-defined]
     for _ in range(14):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import socket
 import ssl
 from collections.abc import Awaitable
@@ -142,16 +143,18 @@ async def two_tenants(
     *,
     tls: bool = False,
     one_address: bool = False,
+    further_keys: int = 0,
     **options: Any,
 ) -> TwoTenants:
     """A proxy before scripted workers, with `options` of `FakeCluster`; it ends with `stack`.
 
-    `one_address`: they come from the same one, as behind a gateway.
+    `one_address`: they come from the same one, as behind a gateway. `further_keys`: of so many others.
     """
     keys, lines = {}, []
     for name in (A, B):
         keys[name], line = new_key(name)
         lines.append(line)
+    lines += [f"further{number} sha256:{secrets.token_hex(32)}" for number in range(further_keys)]
     (folder / "keys").write_text("\n".join(lines))
     trust = None
     if tls:

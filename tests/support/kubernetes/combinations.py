@@ -108,6 +108,7 @@ CHOICES: Mapping[str, list[Values]] = {
     "pd.device": [{}, {"pd": {"device": "cuda"}}],
     "pd.tensorParallel": [{}, {"pd": {"tensorParallel": 2}}],
     "pd.engine": [{}, VLLM, {**VLLM, "pd": _ENGINE | {"vllm": _SERVER | {"cacheClaim": "compiled"}}}],
+    "pd.schemas": [{}, {"pd": {"schemas": "open"}}],
     "pd.resources": [
         {},
         {"pd": {"resources": {"requests": {"cpu": 16, "memory": "64Gi"}, "limits": {"memory": "64Gi"}}}},

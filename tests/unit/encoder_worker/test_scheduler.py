@@ -32,7 +32,10 @@ class Keys:
         self.scheduler.add(self.items[key])
 
     def remove(self, key: str) -> None:
-        self.scheduler.remove(self.items.pop(key))
+        """Its decode, if it is in one, ends with it."""
+        item = self.items.pop(key)
+        self.scheduler.remove(item)
+        self.scheduler.decoded(item)
 
     def needs_media(self, key: str) -> bool:
         return self.scheduler.needs_media(self.items[key])

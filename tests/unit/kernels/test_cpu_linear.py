@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -22,9 +26,15 @@ def draw(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> tor
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def blocked(weight: torch.Tensor) -> torch.Tensor:
+def blocked(weight: torch.Tensor, block: int) -> torch.Tensor:
+    """The weight as oneDNN lays it out on a chip with AMX, `block` 32, or with AVX-512 alone, 64."""
     outs, ins = weight.shape
-    return weight.view(outs // kernel.BLOCK, kernel.BLOCK, ins // 2, 2).transpose(1, 2).contiguous()
+    return weight.view(outs // block, block, ins // 2, 2).transpose(1, 2).contiguous()
+
+
+@pytest.fixture(params=(32, 64), ids=lambda block: f"blocks of {block}")
+def block(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
 
 
 def among_nan(x: torch.Tensor) -> torch.Tensor:
@@ -41,21 +51,28 @@ def check(found: torch.Tensor, expected: torch.Tensor, atol: float = 2e-2) -> No
 @pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
 @pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, 13, 16, 32])
 @pytest.mark.parametrize("sizes", [(64, 2), (128, 34), (192, 520)])
-def test_every_instruction_set_gives_the_product(rows, sizes, instructions):
+def test_every_instruction_set_gives_the_product(rows, sizes, block, instructions):
     outs, ins = sizes
     x, weight, bias = among_nan(draw(rows, ins)), draw(outs, ins, seed=1), draw(outs, seed=2)
-    packed = blocked(weight)
-    found = kernel.multiply(x, packed.data_ptr(), outs, bias=bias, instructions=instructions)
+    packed = blocked(weight, block)
+    found = kernel.multiply(x, packed.data_ptr(), outs, block, bias=bias, instructions=instructions)
     check(found, functional.linear(x.float(), weight.float(), bias.float()))
 
 
 @pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
 @pytest.mark.parametrize("rows", [1, 8, 17])
-def test_a_norm_before_and_a_sum_after_are_part_of_the_call(rows: int, instructions: int) -> None:
+def test_a_norm_before_and_a_sum_after_are_part_of_the_call(rows: int, block: int, instructions: int) -> None:
     x, weight, scale = among_nan(draw(rows, 70)), draw(128, 70, seed=1), draw(70, seed=2)
-    added, packed = among_nan(draw(rows, 128, seed=3)), blocked(weight)
+    added, packed = among_nan(draw(rows, 128, seed=3)), blocked(weight, block)
     found = kernel.multiply(
-        x, packed.data_ptr(), 128, norm=scale, epsilon=EPSILON, residual=added, instructions=instructions
+        x,
+        packed.data_ptr(),
+        128,
+        block,
+        norm=scale,
+        epsilon=EPSILON,
+        residual=added,
+        instructions=instructions,
     )
     normed = functional.rms_norm(x.float(), (70,), scale.float(), EPSILON)
     # A normalised input may be rounded to the other of its two neighbours.
@@ -64,10 +81,14 @@ def test_a_norm_before_and_a_sum_after_are_part_of_the_call(rows: int, instructi
 
 @pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
 @pytest.mark.parametrize("biased", [True, False])
-def test_gated_outputs_are_silu_of_one_half_times_the_other(biased: bool, instructions: int) -> None:
+def test_gated_outputs_are_silu_of_one_half_times_the_other(
+    biased: bool, block: int, instructions: int
+) -> None:
     x, weight = draw(9, 66), draw(256, 66, seed=1)
-    bias, packed = draw(256, seed=2) if biased else None, blocked(weight)
-    found = kernel.multiply(x, packed.data_ptr(), 256, gated=True, bias=bias, instructions=instructions)
+    bias, packed = draw(256, seed=2) if biased else None, blocked(weight, block)
+    found = kernel.multiply(
+        x, packed.data_ptr(), 256, block, gated=True, bias=bias, instructions=instructions
+    )
     gate, up = functional.linear(x.float(), weight.float(), None if bias is None else bias.float()).chunk(
         2, -1
     )
@@ -75,40 +96,49 @@ def test_gated_outputs_are_silu_of_one_half_times_the_other(biased: bool, instru
 
 
 @pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
-def test_huge_inputs_overflow_where_torchs_do_and_nan_stays_in_its_row(instructions: int) -> None:
-    x, packed = draw(4, 64), blocked(torch.eye(64, dtype=torch.bfloat16))
+def test_huge_inputs_overflow_where_torchs_do_and_nan_stays_in_its_row(block: int, instructions: int) -> None:
+    x, packed = draw(4, 64), blocked(torch.eye(64, dtype=torch.bfloat16), block)
     x[0], x[1], x[2, 5] = 3e38, -3e38, float("nan")
-    doubled = kernel.multiply(x, packed.data_ptr(), 64, residual=x, instructions=instructions)
+    doubled = kernel.multiply(x, packed.data_ptr(), 64, block, residual=x, instructions=instructions)
     expected = x + x
     # Nothing of another row or input is in an output, but a NaN times zero is one.
     assert doubled[2].isnan().all()
     assert torch.equal(doubled[[0, 1, 3]], expected[[0, 1, 3]])
-    wide = blocked(torch.cat([torch.eye(64), torch.eye(64)]).to(torch.bfloat16))
-    gated = kernel.multiply(x, wide.data_ptr(), 128, gated=True, instructions=instructions)
+    wide = blocked(torch.cat([torch.eye(64), torch.eye(64)]).to(torch.bfloat16), block)
+    gated = kernel.multiply(x, wide.data_ptr(), 128, block, gated=True, instructions=instructions)
     assert gated[0].isposinf().all() and gated[1].eq(0).all() and gated[2].isnan().all()
     normed = kernel.multiply(
-        x * 1e-22, packed.data_ptr(), 64, norm=torch.ones(64, dtype=x.dtype), instructions=instructions
+        x * 1e-22, packed.data_ptr(), 64, block, norm=torch.ones(64, dtype=x.dtype), instructions=instructions
     )
     assert torch.equal(normed[[0, 1]], torch.stack([torch.ones(64), -torch.ones(64)]).to(x.dtype))
 
 
 @pytest.mark.parametrize("threads", [2, 5])
-def test_threads_change_no_number(threads: int) -> None:
-    x, weight, before = draw(7, 96), blocked(draw(640, 96, seed=1)), torch.get_num_threads()
+def test_threads_change_no_number(threads: int, block: int) -> None:
+    x, weight, before = draw(7, 96), blocked(draw(640, 96, seed=1), block), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        alone = kernel.multiply(x, weight.data_ptr(), 640)
+        alone = kernel.multiply(x, weight.data_ptr(), 640, block)
         torch.set_num_threads(threads)
-        assert torch.equal(kernel.multiply(x, weight.data_ptr(), 640), alone)
+        assert torch.equal(kernel.multiply(x, weight.data_ptr(), 640, block), alone)
     finally:
         torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("sizes", [(64, 3), (65, 4), (0, 4), (64, 0)])
-def test_sizes_that_do_not_fit_the_blocks_are_refused(sizes: tuple[int, int]) -> None:
+def test_sizes_that_do_not_fit_the_blocks_are_refused(sizes: tuple[int, int], block: int) -> None:
     outs, ins = sizes
     with pytest.raises(ValueError, match="does not take"):
-        kernel.multiply(draw(1, ins), blocked(draw(64, 4)).data_ptr(), outs)
+        kernel.multiply(draw(1, ins), blocked(draw(64, 4), block).data_ptr(), outs, block)
+
+
+@pytest.mark.parametrize(("outs", "size"), [(96, 64), (64, 48), (64, 0), (64, -32)])
+def test_blocks_that_the_kernel_does_not_have_or_that_do_not_fit_are_refused(outs: int, size: int) -> None:
+    with pytest.raises(ValueError, match="does not take"):
+        kernel.multiply(draw(1, 4), blocked(draw(96, 4), 32).data_ptr(), outs, size)
+    with pytest.raises(ValueError, match="does not take"):
+        # Neither half is whole blocks.
+        kernel.multiply(draw(1, 4), blocked(draw(96, 4), 32).data_ptr(), 96, 32, gated=True)
 
 
 def layer(outs: int = 256, ins: int = 256) -> nn.Linear:
@@ -118,35 +148,87 @@ def layer(outs: int = 256, ins: int = 256) -> nn.Linear:
     return plain
 
 
-@pytest.mark.skipif(
+needs_blocked_bfloat16 = pytest.mark.skipif(
     not prepack.can_prepack(torch.device("cpu"), torch.bfloat16), reason="no blocked bfloat16 weights"
 )
+
+
+def packed_by_hand(plain: nn.Linear, block: int, monkeypatch: pytest.MonkeyPatch) -> PrepackedLinear:
+    """The layer as another chip's oneDNN would lay it out: this chip's may pack otherwise."""
+    memory = blocked(plain.weight.detach(), block)
+    monkeypatch.setattr(torch.ops.mkldnn, "data_ptr", lambda _: memory.data_ptr())
+    monkeypatch.setattr(torch.ops.mkldnn, "_nbytes", lambda _: memory.nbytes)
+    packed = PrepackedLinear(plain)
+    packed.by_hand = memory
+    return packed
+
+
+@needs_blocked_bfloat16
+def test_the_kernel_reads_every_layout_of_every_chip(block, monkeypatch):
+    plain, calls = layer(), []
+    packed = packed_by_hand(plain, block, monkeypatch)
+    assert packed.block == block
+    inner = prepack.multiply
+    monkeypatch.setattr(prepack, "multiply", lambda *args, **named: calls.append(1) or inner(*args, **named))
+    for rows in (1, prepack._max_rows()):
+        x = draw(rows, 256, seed=1)
+        check(packed(x), functional.linear(x.float(), plain.weight.float(), plain.bias.float()).detach())
+    assert len(calls) == 2
+
+
+@needs_blocked_bfloat16
 def test_a_prepacked_layer_gives_few_rows_to_the_kernel_and_others_to_onednn(monkeypatch):
     plain, calls = layer(), []
     packed = PrepackedLinear(plain)
     inner = prepack.multiply
     monkeypatch.setattr(prepack, "multiply", lambda *args, **named: calls.append(1) or inner(*args, **named))
-    for rows, by_kernel in (
-        (1, True),
-        (prepack._max_rows(), True),
-        (prepack._max_rows() + 1, False),
-        (0, False),
-    ):
+    few = prepack._max_rows()
+    for rows, by_kernel in ((1, True), (few, True), (few + 1, False), (0, False)):
         calls.clear()
         x = draw(rows, 256, seed=1)
         check(packed(x), functional.linear(x.float(), plain.weight.float(), plain.bias.float()).detach())
-        assert bool(calls) == by_kernel
+        # Where oneDNN leaves the weight as it was, as with AVX-512 alone, it multiplies all rows.
+        assert bool(calls) == (by_kernel and packed.block > 0)
     assert not packed.takes(draw(256, 1).T.expand(2, 256)[:, ::2])
     monkeypatch.setattr(prepack, "kernel_library", lambda: None)
     assert not PrepackedLinear(plain).takes(draw(1, 256))
 
 
+LEVELS = {
+    "AVX512_CORE": (0, torch.cpu._is_avx512_supported()),
+    "AVX512_CORE_BF16": (64, torch.cpu._is_avx512_bf16_supported()),
+    "AVX512_CORE_AMX": (32, torch.cpu._is_amx_tile_supported()),
+}
+#: Prints outputs of a block of a layer, and how far off it is, relative to the largest.
+PROGRAM = """
+import torch
+from triptych.models.weights.prepack import PrepackedLinear
+plain = torch.nn.Linear(128, 192, bias=False).to(torch.bfloat16)
+packed, x = PrepackedLinear(plain), torch.randn(2, 128).bfloat16()
+expected = x.float() @ plain.weight.detach().float().T
+print(packed.block, float((packed(x).float() - expected).abs().max() / expected.abs().max()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_layout_of_each_level_of_onednn_is_known_where_it_blocks_pairs_of_inputs(level: str) -> None:
+    block, here = LEVELS[level]
+    if not here:
+        pytest.skip(f"no {level}")
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": level}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found, error = done.stdout.split()
+    assert int(found) == block and float(error) < 2e-2
+
+
+@needs_blocked_bfloat16
 def test_a_layout_that_is_not_known_is_left_to_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not prepack.can_prepack(torch.device("cpu"), torch.bfloat16):
-        pytest.skip("no blocked bfloat16 weights")
     other = torch.ops.mkldnn._reorder_linear_weight(draw(256, 256, seed=5))
-    assert not prepack._in_known_blocks(layer().weight.detach(), other)
-    assert not PrepackedLinear(layer(outs=96)).takes(draw(1, 256))
+    assert not prepack.known_block(layer().weight.detach(), other)
+    # Neither 32 nor 64 divide it: oneDNN pads it.
+    assert not PrepackedLinear(layer(outs=80)).takes(draw(1, 256))
 
 
 SETS = range(cpu_attention.WIDEST + 1)

@@ -23,6 +23,7 @@ FORMS = (
     None,
     OutputFormat("json_object"),
     OutputFormat("json_schema", "{}"),
+    OutputFormat("json_schema", "{}", open=True),
     OutputFormat("regex", "a+"),
     OutputFormat("choices", choices=("yes", "no")),
 )

@@ -104,7 +104,9 @@ class Halves:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    async def segments(self, video: SplitItem, namespace: str, salt: str) -> list[VideoSegment]:
+    async def segments(
+        self, video: SplitItem, namespace: str, salt: str, tenant: str = ""
+    ) -> list[VideoSegment]:
         self.asked.append(video.mm_hash)
         return [VideoSegment(0, 4, 1, 0.0, 2.04), VideoSegment(4, 6, 1, 2.04, 61.0)]
 

@@ -65,6 +65,7 @@ def check_model(config: ClusterConfig, given: str) -> Iterator[CheckResult]:
         remedy = "fetch *.safetensors to have tensors, tokenizer, chat template and a sample checked, too"
         yield note("model", f"{path} holds no weights: only its config.json is checked", remedy)
     from triptych.models.checkpoint.pooling import read_task
+    from triptych.models.checkpoint.quantized import check_decoder
     from triptych.models.checkpoint.support import check_supported, required_by_flags
     from triptych.models.geometry import row_width
     from triptych.models.parallel.plan import check_divides
@@ -86,6 +87,8 @@ def check_model(config: ClusterConfig, given: str) -> Iterator[CheckResult]:
     choice = choose_engine(pd, family.architecture, vllm_program(), read_task(path))
     shown = f"{choice.engine}: {choice.reason}"
     yield note("engine", shown, INSTALL) if INSTALL in choice.reason else ok("engine", shown)
+    if choice.engine == "native":
+        check_decoder(path)
     counts = _parameters(path, family)
     for side, count in counts.items():
         yield ok(side, f"{count / 1e6:.1f} M parameters, {format_size(count * dtype.itemsize)}")
@@ -112,7 +115,7 @@ def check_model(config: ClusterConfig, given: str) -> Iterator[CheckResult]:
     )
     check_fits(plan, available)
     if stored:
-        yield _load(path, family, config.pd, device, dtype)
+        yield _load(path, family, config.pd, device, dtype, native=choice.engine == "native")
 
 
 def _parameters(path: Path, family: Family) -> dict[str, int]:
@@ -189,8 +192,13 @@ def _cross(cross: CrossGeometry, itemsize: int) -> CheckResult:
     return ok("cross", f"{format_size(row)} a row of the KV cache, once for all requests; {rows}")
 
 
-def _load(path: Path, family: Family, pd: PDConfig, device: torch.device, dtype: torch.dtype) -> CheckResult:
-    """Loads for real: missing or unknown tensors, and prompts or items that cannot be made, are errors."""
+def _load(
+    path: Path, family: Family, pd: PDConfig, device: torch.device, dtype: torch.dtype, *, native: bool
+) -> CheckResult:
+    """Loads for real: missing or unknown tensors, and prompts or items that cannot be made, are errors.
+
+    The weights of a decoder that is not `native` are vLLM's.
+    """
     from triptych.encoder_worker.loading import warm_up
     from triptych.models.registry import generation_defaults, load_decoder, load_encoder
     from triptych.models.weights.loading import parameter_bytes
@@ -199,8 +207,12 @@ def _load(path: Path, family: Family, pd: PDConfig, device: torch.device, dtype:
     family.encoder.processor_config(path)
     check_prompts(path)
     encoder = load_encoder(path, device=device, dtype=dtype, quantization=pd.quantization)
-    decoder = load_decoder(
-        path, device=device, dtype=dtype, attn_implementation="sdpa", quantization=pd.quantization
+    decoder = (
+        load_decoder(
+            path, device=device, dtype=dtype, attn_implementation="sdpa", quantization=pd.quantization
+        )
+        if native
+        else family.decoder.without_weights(path, dtype=dtype)
     )
     generation_defaults(path)
     open_checkpoint(path, decoder, decoder.geometry.max_position_embeddings)
@@ -208,8 +220,10 @@ def _load(path: Path, family: Family, pd: PDConfig, device: torch.device, dtype:
         warm_up(encoder)
     except InvalidRequest as error:
         raise ConfigError(f"MODEL={path} cannot take its own sample: {error.message}") from error
-    sides = [format_size(parameter_bytes(side.module)) for side in (encoder, decoder)]
-    return ok("weights", f"load: {sides[0]} in an encoder, {sides[1]} in a PD worker")
+    tower = f"load: {format_size(parameter_bytes(encoder.module))} in an encoder"
+    if not native:
+        return ok("weights", f"{tower}; the decoder's are vLLM's to load")
+    return ok("weights", f"{tower}, {format_size(parameter_bytes(decoder.module))} in a PD worker")
 
 
 def check_devices(devices: Sequence[str]) -> list[CheckResult]:

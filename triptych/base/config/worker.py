@@ -86,6 +86,12 @@ class EncoderConfig(WorkerConfig):
     max_video_pixels: int = flag(
         256_000_000, "pixels of all frames that are sampled of a video, before resizing; each takes 3 bytes"
     )
+    max_decode_seconds: float = flag(
+        30.0,
+        "longest decode of an image, audio or video file, as its header and index say: in seconds of a core "
+        "of this machine, whose speed is measured at the start",
+        minimum=1,
+    )
     video_segment_frames: int = flag(
         30,
         "sampled frames of a video that are one item, where the model's tower takes them apart from the rest;"
@@ -122,7 +128,7 @@ class EncoderConfig(WorkerConfig):
     )
     plan_credit: int = flag(16, "jobs that may be in preprocessing or queued for it")
     tower_credit: int = flag(8, "jobs per rank that may be queued for the tower or run in it")
-    prepared_memory: int = flag(512 * MIB, "host memory for preprocessed media", size=True)
+    prepared_memory: int = flag(512 * MIB, "host memory for decoded and preprocessed media", size=True)
     encoder_media_memory: int = flag(
         256 * MIB,
         "host memory for media that are queued for preprocessing; a single larger item may exceed it",
@@ -175,6 +181,13 @@ class PDConfig(WorkerConfig):
         "auto",
         "format of the model's tool calls: auto, by the chat template, or hermes, qwen3_coder, glm45, "
         "mistral, llama3_json, pythonic, gemma4",
+    )
+    schemas: str = flag(
+        "closed",
+        "JSON schemas of output formats and forced tool calls: closed, objects take no names but those that "
+        "are written, and integers and strings have a bound, unless the schema says otherwise; open, as JSON "
+        "Schema has them, so that a weak model may never end",
+        choices=("closed", "open"),
     )
     tensor_parallel: int = flag(
         1,

@@ -16,9 +16,12 @@ from triptych.models.checkpoint.folder import read_config
 
 
 def load_config(path: Path) -> PreTrainedConfig:
-    """The config; ConfigError where config.json does not fit its model type."""
+    """The config; ConfigError where config.json does not fit its model type.
+
+    It names no quantization: what is computed here is not quantized in the file.
+    """
     try:
-        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # of many kinds, and of huggingface_hub's own
         raw, reason = read_config(path), " ".join(str(error).split())
         if raw.get("auto_map") and "custom code" in reason:
@@ -28,6 +31,10 @@ def load_config(path: Path) -> PreTrainedConfig:
             ) from error
         reason = unknown_type(raw) or f"does not fit its model type: {reason}: correct it"
         raise ConfigError(f"MODEL={path}: its config.json {reason}") from error
+    for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
+        if getattr(part, "quantization_config", None) is not None:
+            del part.quantization_config
+    return config
 
 
 def unknown_type(config: dict[str, Any]) -> str:

@@ -55,7 +55,13 @@ MATRIX = (
         "Weights and activations in 8 bits on a CPU: `--quantization w8a8`",
         "`tests/unit/models/weights/test_quantization.py`",
     ),
-    Support("quantization", "Quantized checkpoints", "", "give an unquantized one, and --quantization int8"),
+    Support(
+        "quantization",
+        "Quantized weights in a native decoder",
+        "",
+        "give an unquantized one (on a CPU --quantization int8 makes it small), or take --engine vllm, "
+        "which serves decoder-only models",
+    ),
     Support("fp8_kv", "KV cache in 8 bits", "", "leave --kv-cache-dtype at auto"),
     Support("tensor_parallel", "Tensor parallelism: `--tensor-parallel`", f"{_RANKS}; never run on CUDA yet"),
     Support("devices", "Devices other than CPUs and CUDA", "", "give --device cpu, cuda or cuda:N"),
@@ -78,8 +84,6 @@ def check_supported(path: Path, features: Iterable[str]) -> None:
 def required_by_checkpoint(config: Options, files: Iterable[str] = ()) -> list[str]:
     """The rows that a checkpoint's config.json and its folder's file names ask for."""
     features = []
-    if config.get("quantization_config"):
-        features.append("quantization")
     if "adapter_config.json" in set(files):
         features.append("lora")
     if config.get("is_encoder_decoder") and config.get("sliding_window"):

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from triptych.base.errors import ConfigError, InvalidRequest, TooLarge
+from triptych.base.request import MAX_CHARS_PER_TOKEN
 from triptych.base.types import JsonObject, Options
 from triptych.models.base import EncoderSide, Media, PreparedItem
 from triptych.models.checkpoint.config import load_config
@@ -98,8 +99,6 @@ MAX_ROWS = 4096
 #: Of a batch's token positions, padding takes at most one part of so many.
 _PADDING_SHARE = 4
 TOKEN_IDS = "token_ids"
-#: No vocabulary's token is longer.
-_MAX_CHARS_PER_TOKEN = 128
 
 
 class TextEncoder(PackedTexts, EncoderSide):
@@ -208,7 +207,7 @@ class TextEncoder(PackedTexts, EncoderSide):
         except UnicodeDecodeError:
             raise InvalidRequest("encoder_prompt: not UTF-8 text", param="encoder_prompt") from None
         # Tokenising takes seconds for some MiB, which no request may cost before it is admitted.
-        if len(text) > self.max_tokens * _MAX_CHARS_PER_TOKEN:
+        if len(text) > self.max_tokens * MAX_CHARS_PER_TOKEN:
             raise TooLarge(
                 f"encoder_prompt: {len(text)} characters are more than this encoder's {self.max_tokens} "
                 "tokens hold; send a shorter text",

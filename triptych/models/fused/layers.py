@@ -15,7 +15,6 @@ from transformers.activations import SiLUActivation
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from triptych.kernels.cpu_attention import rotate, takes
-from triptych.kernels.cpu_linear import BLOCK
 from triptych.models.fused.merged import merge, whole
 from triptych.models.weights.prepack import PrepackedLinear
 
@@ -99,7 +98,7 @@ class FusedDecoderLayer(nn.Module):
                 all(type(layer) is PrepackedLinear and layer.takes(hidden[:1]) for layer in layers)
                 and all(type(norm) is nn.RMSNorm and norm.weight.dtype == hidden.dtype for norm in norms)
                 and type(self.act_fn) in (nn.SiLU, SiLUActivation)
-                and self._mlp_sizes[0] % BLOCK == 0
+                and self._mlp_sizes[0] % self.gate_up.block == 0
             )
         return self._by_kernel and self.qkv.takes(hidden)
 

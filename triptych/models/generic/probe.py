@@ -24,7 +24,6 @@ from triptych.models.recurrent import (
 PROBE = "triptych_probe"
 #: Keywords of an attention function that the paged one does not have.
 _UNKNOWN = (
-    "s_aux",
     "position_bias",
     "attention_bias",
     "block_mask",

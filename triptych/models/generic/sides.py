@@ -16,7 +16,8 @@ from transformers.utils import logging as transformers_logging
 
 from triptych.base.errors import ConfigError
 from triptych.models.checkpoint.config import load_config, unknown_type
-from triptych.models.checkpoint.folder import safetensors_files
+from triptych.models.checkpoint.folder import read_config, safetensors_files
+from triptych.models.checkpoint.quantized import quantization_of
 from triptych.models.generic.getters import with_getter
 
 #: Features that a class's base may ask a getter for, in the order in which they are tried.
@@ -166,8 +167,11 @@ def load_side(
     The other side is dropped while all of it is still on meta, so that only this side is read. `divide` keeps
     a rank's share of it, before it is copied. ConfigError for anything missing or misshapen.
     """
-    cls = class_of(load_config(path))
+    whole = load_config(path)
+    cls = class_of(whole)
     safetensors_files(path)
+    # Else transformers reads it itself, with a quantization that this side's tensors do not have.
+    given = {"config": whole} if quantization_of(read_config(path)) else {}
 
     def init(self: Any, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
         cls.__init__(self, config, *args, **kwargs)
@@ -180,7 +184,7 @@ def load_side(
     transformers_logging.disable_progress_bar()
     try:
         model, info = side.from_pretrained(  # type: ignore[attr-defined]
-            path, dtype=dtype, output_loading_info=True, local_files_only=True, use_safetensors=True
+            path, dtype=dtype, output_loading_info=True, local_files_only=True, use_safetensors=True, **given
         )
     except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
         reason = " ".join(f"{type(error).__name__} {error}".split())[:300]

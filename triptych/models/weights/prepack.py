@@ -17,7 +17,7 @@ from torch.nn import functional
 from transformers.activations import GELUActivation, GELUTanh
 
 from triptych.base.progress.progress import each
-from triptych.kernels.cpu_linear import BLOCK, multiply
+from triptych.kernels.cpu_linear import BLOCKS, multiply
 from triptych.kernels.library import kernel_library
 
 #: Those of torch's compiler for CPUs: the only ones that take a dense input and a blocked weight.
@@ -49,7 +49,9 @@ class PrepackedLinear(nn.Module):
         self.bias = original.bias
         self._attr, self._algorithm = "none", ""
         self._address, self._max_rows = 0, 0
-        if kernel_library() is not None and _in_known_blocks(original.weight.detach(), blocked):
+        #: Outputs of a block of the weight as our kernel reads it; 0 where it does not.
+        self.block = 0 if kernel_library() is None else known_block(original.weight.detach(), blocked)
+        if self.block:
             self._address, self._max_rows = torch.ops.mkldnn.data_ptr(blocked), _max_rows()
             _use_huge_pages(self._address, original.weight.nbytes)
 
@@ -76,6 +78,7 @@ class PrepackedLinear(nn.Module):
             x,
             self._address,
             self.out_features,
+            self.block,
             bias=self.bias,
             norm=weight,
             epsilon=epsilon,
@@ -102,17 +105,23 @@ def _max_rows() -> int:
     return _MAX_AMX_ROWS if torch.cpu._is_amx_tile_supported() else MAX_ROWS
 
 
-def _in_known_blocks(weight: torch.Tensor, blocked: torch.Tensor) -> bool:
-    """Whether `blocked` has the weight as our kernel reads it: [outs / 64][ins / 2][64][2]."""
+def known_block(weight: torch.Tensor, blocked: torch.Tensor) -> int:
+    """Outputs of a block of `blocked`, where that has the weight as our kernel reads it; else 0.
+
+    That is [outs / block][ins / 2][block][2].
+    """
     (outs, ins), count = weight.shape, weight.numel()
-    if weight.dtype != torch.bfloat16 or outs % BLOCK or ins % 2:
-        return False
-    if torch.ops.mkldnn._nbytes(blocked) != weight.nbytes:
-        return False
+    if weight.dtype != torch.bfloat16 or ins % 2 or torch.ops.mkldnn._nbytes(blocked) != weight.nbytes:
+        return 0
     memory = (ctypes.c_char * weight.nbytes).from_address(torch.ops.mkldnn.data_ptr(blocked))
     stored = torch.frombuffer(memory, dtype=torch.int16, count=count)
-    expected = weight.contiguous().view(torch.int16).view(outs // BLOCK, BLOCK, ins // 2, 2).transpose(1, 2)
-    return torch.equal(stored.view(expected.shape), expected)
+    plain = weight.contiguous().view(torch.int16)
+    for block in BLOCKS:
+        if outs % block == 0:
+            expected = plain.view(outs // block, block, ins // 2, 2).transpose(1, 2)
+            if torch.equal(stored.view(expected.shape), expected):
+                return block
+    return 0
 
 
 def _use_huge_pages(address: int, count: int) -> None:

@@ -24,7 +24,7 @@
 {{/* Flags that the templates set stand in no `args`: the second one would win over what other objects rely on. A worker's
      drain may be shorter than its pod's grace period. */}}
 {{- define "triptych.checkArgs" -}}
-{{- $set := splitList " " "--advertise --api-key-file --device --ec-transfer-port --encoder-data-parallel --encoder-slo --engine --engine-url --grpc-port --host --http-cert-file --http-key-file --insecure --internal-token-file --log-format --log-level --max-encoders --max-pd-workers --media-disk --metrics-port --min-encoders --min-pd-workers --model-revision --no-auth --otlp-endpoint --port --proxy-protocol --request-timeout --scale-window --scaler-host --scaler-port --served-model-name --spool-folder --store --store-ca-file --store-cert-file --store-key-file --store-password-file --store-wait --tensor-parallel --tls-ca-file --tls-cert-file --tls-key-file --trace-sample --trusted-proxies --unknown-fields" -}}
+{{- $set := splitList " " "--advertise --api-key-file --device --ec-transfer-port --encoder-data-parallel --encoder-slo --engine --engine-url --grpc-port --host --http-cert-file --http-key-file --insecure --internal-token-file --log-format --log-level --max-encoders --max-pd-workers --media-disk --metrics-port --min-encoders --min-pd-workers --model-revision --no-auth --otlp-endpoint --port --proxy-protocol --request-timeout --scale-window --scaler-host --scaler-port --schemas --served-model-name --spool-folder --store --store-ca-file --store-cert-file --store-key-file --store-password-file --store-wait --tensor-parallel --tls-ca-file --tls-cert-file --tls-key-file --trace-sample --trusted-proxies --unknown-fields" -}}
 {{- $where := .where -}}
 {{- range $word := .args -}}
 {{- $flag := first (splitList "=" $word) -}}

@@ -77,6 +77,10 @@ spec:
             {{- end }}
             {{- end }}
             {{- end }}
+            {{- if ne .component "encoder" }}
+            - --schemas
+            - {{ $p.schemas }}
+            {{- end }}
             {{- with include "triptych.modelName" . }}
             - --served-model-name
             - {{ . | quote }}

@@ -11,7 +11,7 @@ from support.data.pictures import picture
 from support.engine.encoder_bench import Bench, Job, OpenBench, png
 from support.waiting import until
 from triptych.base.rpc.channels import MEDIA_FRAME_BYTES
-from triptych.encoder_worker.media.preparer import MediaBudget
+from triptych.encoder_worker.media.budget import MediaBudget
 from triptych.protos import encoder_pb2
 
 
@@ -26,9 +26,9 @@ def watched(b: Bench, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     held: list[int] = []
     prepare = b.worker._preparer.prepare
 
-    async def note(item: Any) -> Any:
+    async def note(*given: Any) -> Any:
         held.append(b.worker.media.nbytes)
-        return await prepare(item)
+        return await prepare(*given)
 
     monkeypatch.setattr(b.worker._preparer, "prepare", note)
     return held

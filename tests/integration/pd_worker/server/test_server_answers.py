@@ -276,6 +276,41 @@ async def test_a_resumed_output_goes_on_in_its_form(client):
         assert resumed.finished.reason == "stop"
 
 
+#: Nothing says that there is no more: a random model would add names for ever.
+OPEN_ENDED = {
+    "type": "object",
+    "properties": {
+        "count": {"type": "integer"},
+        "part": {"type": "object", "properties": {"kind": {"enum": ["a", "b"]}}, "required": ["kind"]},
+    },
+    "required": ["count", "part"],
+}
+
+
+async def test_an_answer_under_an_open_ended_schema_ends_with_its_brace(client):
+    form = common_pb2.OutputFormat(json_schema=json.dumps(OPEN_ENDED))
+    answers = await asyncio.gather(*(ask_form(client, f"o{seed}", form, seed=seed) for seed in range(8)))
+    for answer in answers:
+        assert answer.finished.reason == "stop"
+        assert answer.text.endswith("}")
+        value = json.loads(answer.text)
+        assert (list(value), list(value["part"])) == (["count", "part"], ["kind"])
+    cut = await ask_form(client, "cut", form, seed=0, max_tokens=3)
+    assert cut.finished.reason == "length"
+
+
+async def test_an_output_of_a_worker_that_leaves_schemas_open_goes_on_as_it_has_begun(client, model):
+    whole = await ask_form(client, "whole", seed=3)
+    begun = model.tokenizer.encode('{"count":1,"part":{"kind":"a"},"more":', add_special_tokens=False).ids
+    form = common_pb2.OutputFormat(json_schema=json.dumps(OPEN_ENDED))
+    resume = pd_pb2.Resume(prompt_token_ids=whole.admitted.prompt_token_ids, output_token_ids=begun)
+    message = client.message("resumed", "", attempt=2, resume=resume, output_format=form, **SAMPLED)
+    assert (await client.submit(message)).status == pd_pb2.SubmitReply.STATUS_QUEUED
+    assert (await client.until("resumed", tokens=len(begun) + 5)).text.startswith(
+        '{"count":1,"part":{"kind":"a"},"more":'
+    )
+
+
 async def test_a_form_that_becomes_too_much_ends_its_request_alone(client):
     heavy = common_pb2.OutputFormat(regex="a{1000000}")
     await client.submit(client.message("free", "hi", max_tokens=30, ignore_eos=True))

@@ -29,7 +29,7 @@ from triptych.encoder_worker.jobs.job import Failed, JobEvent, Planned, Waiter, 
 from triptych.encoder_worker.jobs.loop import JobLoop
 from triptych.encoder_worker.jobs.single_flight import JobSaves, SingleFlight
 from triptych.encoder_worker.jobs.table import JobStreams
-from triptych.encoder_worker.media.preparer import MediaBudget
+from triptych.encoder_worker.media.budget import MediaBudget
 
 
 class Worker:

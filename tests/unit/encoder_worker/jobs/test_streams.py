@@ -11,7 +11,7 @@ from support.fakes.encoder_jobs import FakePreparer, Jobs, plan, spec
 from triptych.base.errors import InvalidRequest
 from triptych.encoder_worker.jobs.job import Failed, JobEvent, MediaNeeded, Planned, Waiter
 from triptych.encoder_worker.jobs.table import JobStreams
-from triptych.encoder_worker.media.preparer import MediaBudget
+from triptych.encoder_worker.media.budget import MediaBudget
 from triptych.encoder_worker.scheduler import Stage
 
 

@@ -14,7 +14,7 @@ from triptych.encoder_worker.jobs import single_flight as module
 from triptych.encoder_worker.jobs.job import Failed, JobEvent, JobTimings, Planned, Ready
 from triptych.encoder_worker.jobs.single_flight import JobSaves
 from triptych.encoder_worker.jobs.table import JobBounds
-from triptych.encoder_worker.media.preparer import MediaBudget
+from triptych.encoder_worker.media.budget import MediaBudget
 from triptych.encoder_worker.scheduler import Stage
 
 

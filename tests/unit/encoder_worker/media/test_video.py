@@ -194,7 +194,7 @@ def test_decoding_is_killed_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> 
         return processes[-1]
 
     monkeypatch.setattr(decoder_process.subprocess, "Popen", stuck)
-    assert "not decoded within 0.2 s" in refusal(make_clip(), VideoLimits(decode_seconds=0.2))
+    assert "not decoded within the 0.2 s allowed" in refusal(make_clip(), VideoLimits(decode_seconds=0.2))
     assert processes[0].poll() is not None
 
 

@@ -167,14 +167,15 @@ def test_every_unserved_row_is_asked_for_by_a_flag_or_a_checkpoint() -> None:
         device="cuda",
     )
     elsewhere = PDConfig(device="xpu")
-    config = {"quantization_config": {"bits": 4}, "is_encoder_decoder": True, "sliding_window": 64}
+    config = {"is_encoder_decoder": True, "sliding_window": 64}
     asked = {
         *required_by_flags(everything),
         *required_by_flags(elsewhere),
         *required_by_checkpoint(config, ["adapter_config.json"]),
     }
     refused = {row.name for row in MATRIX if not row.served}
-    assert asked == refused | {"tensor_parallel", "int8"}
+    # Quantized decoders are found by their tensors: test_quantized.py.
+    assert asked | {"quantization"} == refused | {"tensor_parallel", "int8"}
 
 
 def test_the_page_has_the_table_of_the_code() -> None:
@@ -215,7 +216,6 @@ def test_an_encoder_on_cuda_may_stand_before_a_decoder_in_8_bits() -> None:
 @pytest.mark.parametrize(
     ("change", "title"),
     [
-        ({"quantization_config": {"quant_method": "awq"}}, "Quantized checkpoints"),
         ({"sliding_window": 64}, "Sliding windows"),
     ],
 )

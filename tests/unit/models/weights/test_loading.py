@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from support.data.checkpoints import FAMILIES, build_checkpoint, edit_config, edit_text_config
+from support.data.checkpoints import FAMILIES, build_checkpoint, edit_text_config
 from support.encdec.checkpoints import FAMILIES as ENCDEC
 from triptych.base.errors import ConfigError
 from triptych.base.progress.progress import BYTES, StepState, shown_by
@@ -160,13 +160,6 @@ def test_buffers_of_older_checkpoints_are_left_aside() -> None:
     old = "model.layers.0.self_attn.rotary_emb.inv_freq"
     keys.check(["model.norm.weight", old])
     assert keys.decoder_names([old]) == {}
-
-
-def test_a_quantized_checkpoint_is_refused(tmp_path: Path) -> None:
-    path = build_checkpoint("qwen3_vl", tmp_path / "model")
-    edit_config(path, quantization_config={"quant_method": "awq"})
-    with pytest.raises(ConfigError, match="Quantized checkpoints"):
-        encoder(path)
 
 
 @pytest.mark.parametrize(

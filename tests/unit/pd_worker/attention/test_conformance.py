@@ -14,6 +14,7 @@ from support.engine.attention_case import (
     DIM,
     FULL_BLOCKS,
     LONG,
+    SINKS,
     Case,
     Chunk,
     bias_by_distance,
@@ -81,6 +82,23 @@ class TestEveryBackend:
         case = Case(chunks, kv_heads)
         options = {} if window is None else {"sliding_window": window}
         close(case.attend(backend, bias=bias, **options), case.expected_self(bias, window))
+
+    @pytest.mark.parametrize(
+        ("options", "bias"),
+        [
+            ({}, None),
+            ({"sliding_window": 3}, None),
+            ({"softcap": 2.0}, None),
+            ({"sliding_window": 3}, bias_by_distance()),
+        ],
+        ids=["plain", "window", "softcap", "window and bias"],
+    )
+    def test_a_sink_is_one_more_term_of_the_softmax(self, backend, chunks, kv_heads, options, bias):
+        case = Case(chunks, kv_heads)
+        window, softcap = options.get("sliding_window"), options.get("softcap")
+        expected = case.expected_self(bias, window, softcap, sinks=SINKS)
+        close(case.attend(backend, bias=bias, s_aux=torch.nn.Parameter(SINKS), **options), expected)
+        close(case.attend(backend, cross=True, s_aux=SINKS), case.expected_cross(SINKS))
 
     def test_cross_attention_sees_the_whole_of_its_own_encoder_output(self, backend, chunks, kv_heads):
         case = Case(chunks, kv_heads)
@@ -171,7 +189,7 @@ def test_an_atomic_span_attends_both_ways(count: int) -> None:
     close(case.attend("sdpa"), case.expected_self())
 
 
-@pytest.mark.parametrize("name", ["s_aux", "position_bias", "score_mod"])
+@pytest.mark.parametrize("name", ["attention_bias", "position_bias", "score_mod"])
 def test_what_it_would_have_to_ignore_is_an_error(name: str) -> None:
     with pytest.raises(NotImplementedError, match=name):
         Case((Chunk(4, 4),)).attend("sdpa", **{name: object()})

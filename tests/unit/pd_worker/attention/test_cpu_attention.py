@@ -245,8 +245,68 @@ def test_keys_of_few_sequences_are_split_between_all_threads(instructions, dtype
     assert (split.float() - call.expected()).abs().max() < near
 
 
+#: Decodes and chunks of so few and so many rows that every path of the kernel has some.
+STEPS = [[(100, 1), (1, 1), (481, 1)], [(37, 37), (65, 3), (300, 200)]]
+EVERY_SET = pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
+EVERY_TYPE = pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+
+
+@EVERY_SET
+@EVERY_TYPE
+@pytest.mark.parametrize("groups", [1, 3, 8])
+@pytest.mark.parametrize("sizes", STEPS)
+def test_a_sink_is_one_more_term_whose_value_is_zero(instructions, dtype, near, groups, sizes):
+    call = RawCall(sizes, (2, groups, 64, 32), dtype)
+    sinks = torch.linspace(-4, 9, 2 * groups)
+    sinks[0] = float("-inf")
+    for softcap in (0.0, 5.0):
+        out = call.attend(instructions, softcap, sinks=sinks)
+        assert (out.float() - call.expected(softcap, sinks=sinks)).abs().max() < near
+    assert call.attend(instructions, sinks=torch.full((2 * groups,), 1e4)).abs().max() < 1e-30
+
+
+@EVERY_SET
+@EVERY_TYPE
+@pytest.mark.parametrize("groups", [2, 8])
+@pytest.mark.parametrize("block", [4, 16, 24, 32])
+@pytest.mark.parametrize("window", [1, 5, 16, 33, 90])
+def test_what_lies_outside_of_a_window_may_be_nan(instructions, dtype, near, groups, block, window):
+    """Before the window, in the same block too; and what no token of the step attends to is not read."""
+    sizes = [(100, 1), (1, 1), (481, 1), (70, 9)]
+    call = RawCall(sizes, (2, groups, 64, 64), dtype, block=block)
+    for slots, (length, count) in zip(call.slots, sizes, strict=True):
+        for part in (call.keys, call.values):
+            part[:, slots[: max(0, length - count + 1 - window)]] = float("nan")
+    out = call.attend(instructions, window=window)
+    assert (out.float() - call.expected(window=window)).abs().max() < near
+
+
+@EVERY_SET
+@EVERY_TYPE
+@pytest.mark.parametrize("groups", [2, 8])
+@pytest.mark.parametrize(
+    "options", [{"softcap": 5.0}, {"window": 1500}, {"sinks": torch.linspace(-4, 9, 16)}]
+)
+def test_one_long_sequence_among_short_ones_is_split(instructions, dtype, near, groups, options):
+    """More threads than it has kv heads share its keys, though there is a task for every thread already."""
+    sizes = [(30, 1), (3001, 1), *[(17, 1)] * 6]
+    call = RawCall(sizes, (2, groups, 64, 64), dtype)
+    if "sinks" in options:
+        options = {"sinks": options["sinks"][: 2 * groups].contiguous()}
+    before = torch.get_num_threads()
+    alone = call.attend(instructions, **options)
+    torch.set_num_threads(8)
+    try:
+        split = call.attend(instructions, **options)
+    finally:
+        torch.set_num_threads(before)
+    assert not torch.equal(split[1], alone[1]) or dtype == torch.bfloat16, "another order of additions"
+    assert torch.equal(split[[0, 2, 3]], alone[[0, 2, 3]]), "the short ones are as they were"
+    assert (split.float() - call.expected(**options)).abs().max() < near
+
+
 class RawCall:
-    """A call of the kernel for sequences of (length, new tokens) in blocks of 16, with NaN elsewhere."""
+    """A call of the kernel for sequences of (length, new tokens) in scattered blocks, with NaN elsewhere."""
 
     def __init__(
         self,
@@ -254,19 +314,21 @@ class RawCall:
         shape: tuple[int, int, int, int],
         dtype: torch.dtype,
         factor: float = 1.0,
+        block: int = 16,
     ) -> None:
+        self.block = block
         generator = torch.Generator().manual_seed(0)
         self.sizes, (heads, self.groups, dim, value_dim) = sizes, shape
-        counts = [-(-length // 16) for length, _ in sizes]
+        counts = [-(-length // block) for length, _ in sizes]
         self.tables = [*torch.randperm(sum(counts) + 3, generator=generator)[:-3].split(counts)]
-        offsets = torch.arange(16)
+        offsets = torch.arange(block)
         self.slots = [
-            (table[:, None] * 16 + offsets).flatten()[:length]
+            (table[:, None] * block + offsets).flatten()[:length]
             for table, (length, _) in zip(self.tables, sizes, strict=True)
         ]
         used = torch.cat(self.slots)
         self.keys, self.values = (
-            torch.full((heads, 16 * (sum(counts) + 3), width), float("nan"), dtype=dtype)
+            torch.full((heads, block * (sum(counts) + 3), width), float("nan"), dtype=dtype)
             for width in (dim, value_dim)
         )
         for part in (self.keys, self.values):
@@ -281,18 +343,36 @@ class RawCall:
         self.scale = dim**-0.5
 
     def attend(
-        self, instructions: int, softcap: float = 0.0, bias: torch.Tensor | None = None
+        self,
+        instructions: int,
+        softcap: float = 0.0,
+        bias: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
+        window: int = 1 << 30,
     ) -> torch.Tensor:
         out = self.query.new_full((self.starts[-1], self.query.shape[0], self.values.shape[2]), float("nan"))
-        bounds = [(0, at + 1) for length, count in self.sizes for at in range(length - count, length)]
+        bounds = [
+            (max(0, at + 1 - window), at + 1)
+            for length, count in self.sizes
+            for at in range(length - count, length)
+        ]
+        blocks = (
+            part.unflatten(1, (-1, self.block)).permute(1, 2, 0, 3) for part in (self.keys, self.values)
+        )
         kernel.attend(
-            self.query, self.keys, self.values, 16, kernel.Sequences.of(self.starts, self.tables),
-            np.array(bounds, np.int32), out, scale=self.scale, softcap=softcap, bias=bias,
-            instructions=instructions,
+            self.query, *blocks,
+            kernel.Sequences.of(self.starts, self.tables), np.array(bounds, np.int32), out,
+            scale=self.scale, softcap=softcap, bias=bias, sinks=sinks, instructions=instructions,
         )  # fmt: skip
         return out
 
-    def expected(self, softcap: float = 0.0, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def expected(
+        self,
+        softcap: float = 0.0,
+        bias: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
+        window: int = 1 << 30,
+    ) -> torch.Tensor:
         parts = []
         for first, slots, (length, count) in zip(self.starts, self.slots, self.sizes, strict=False):
             key, value = (
@@ -303,6 +383,9 @@ class RawCall:
                 scores = torch.tanh(scores / softcap) * softcap
             if bias is not None:
                 scores = scores + bias[:, length - count : length, :length]
-            behind = torch.arange(length)[None] > torch.arange(length - count, length)[:, None]
-            parts.append((scores.masked_fill(behind, float("-inf")).softmax(-1) @ value).transpose(0, 1))
+            at, behind = torch.arange(length - count, length)[:, None], torch.arange(length)[None]
+            scores = scores.masked_fill((behind > at) | (behind <= at - window), float("-inf"))
+            if sinks is not None:
+                scores = torch.cat((scores, sinks[:, None, None].expand(-1, count, 1)), -1)
+            parts.append((scores.softmax(-1)[..., :length] @ value.nan_to_num()).transpose(0, 1))
         return torch.cat(parts)

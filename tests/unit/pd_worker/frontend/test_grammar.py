@@ -212,3 +212,59 @@ def test_json_is_compact_so_that_no_model_fills_its_answer_with_blanks(form):
         assert allowed is not None, state.error
         next_texts = [made.backend_tokenizer.decode([token]) for token in allowed.nonzero()[0].tolist()]
         assert not [shown for shown in next_texts if shown != shown.lstrip()]
+
+
+#: As libraries write it: nothing says that there is no more.
+OPEN_ENDED = {
+    "$defs": {
+        "Part": {
+            "type": "object",
+            "properties": {"kind": {"enum": ["a", "b"]}, "size": {"type": "integer"}},
+            "required": ["kind"],
+        }
+    },
+    "type": "object",
+    "properties": {
+        "count": {"type": "integer"},
+        "part": {"$ref": "#/$defs/Part", "description": "one"},
+        "both": {
+            "allOf": [
+                {"$ref": "#/$defs/Part"},
+                {"type": "object", "properties": {"more": {"type": "boolean"}}},
+            ]
+        },
+    },
+    "required": ["count", "part"],
+}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_an_output_under_an_open_ended_schema_ends_with_its_last_brace(seed):
+    text, _ = write(compiler().state(schema(OPEN_ENDED)), seed, limit=200)
+    value = json.loads(text)
+    assert text.endswith("}")
+    assert value.keys() <= {"count", "part", "both"}
+    assert value["part"].keys() <= {"kind", "size"}
+    assert value.get("both", {}).keys() <= {"kind", "size", "more"}
+    assert abs(value["count"]) < 1 << 63
+
+
+@pytest.mark.parametrize(("closes", "as_written"), [(False, False), (True, True), (True, False)])
+def test_more_names_come_only_where_the_schema_is_held_to_as_it_is_written(closes, as_written):
+    made = tokenizer("qwen")
+    grammar = GrammarCompiler(made.backend_tokenizer, (made.eos_token_id,), closes=closes)
+    form = OutputFormat("json_schema", json.dumps(OPEN_ENDED), open=as_written)
+    ids = made('{"count":1,"part":{"kind":"a"},"x":1}', add_special_tokens=False)["input_ids"]
+    state = grammar.state(form)
+    assert state.follow(ids) is (as_written or not closes)
+    assert (json.loads(state.output_format.text) == OPEN_ENDED) is (as_written or not closes)
+
+
+def test_bounds_that_the_parser_does_not_take_leave_a_schema_as_it_is_written():
+    # Texts of this pattern are longer than the bound, which leaves none.
+    value = {"type": "string", "pattern": "^a{9000}$"}
+    form = schema({"type": "object", "properties": {"a": value}, "required": ["a"]})
+    state = compiler().state(form)
+    assert state.output_format == form
+    made = tokenizer("qwen")
+    assert state.follow(made('{"a":"aa', add_special_tokens=False)["input_ids"])

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from support.data.trained import tokenizer as trained_tokenizer
 from triptych.base.config import PDConfig
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.types import OutputFormat, SamplingParams, Task
 from triptych.models.base import GenerationDefaults
 from triptych.pd_worker.core.sampling import ResolvedSampling, resolve
 from triptych.pd_worker.core.tenant_turns import TenantTurns
+from triptych.pd_worker.frontend.grammar import GrammarCompiler
 from triptych.pd_worker.vllm.attempt import Diverged, Replay
-from triptych.pd_worker.vllm.calls import check_sampling, engine_seed, replays, sampling_params
+from triptych.pd_worker.vllm.calls import EngineFormats, check_sampling, engine_seed, replays, sampling_params
 from triptych.pd_worker.vllm.connection import EngineChoice, check_engine, choose_engine, read_key
 from triptych.pd_worker.vllm.run import (
     MAX_FAILURES,
@@ -408,6 +411,16 @@ def test_one_more_logprob_is_asked_for_than_is_reported():
 def test_an_output_format_is_one_of_vllms(output_format, expected):
     made = sampling_params(resolved(), (), output_format, replay=False)
     assert made["structured_outputs"] == expected
+
+
+def test_vllm_is_sent_the_closed_schema():
+    tokenizer = trained_tokenizer("qwen")
+    formats = EngineFormats(GrammarCompiler(tokenizer.backend_tokenizer, (tokenizer.eos_token_id,)))
+    schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 5}}}
+    for as_written, expected in ((False, {**schema, "additionalProperties": False}), (True, schema)):
+        state = formats.state(OutputFormat("json_schema", json.dumps(schema), open=as_written))
+        made = sampling_params(resolved(), (), state.output_format, replay=False)
+        assert made["structured_outputs"] == {"json": expected}
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ CASES = [
     (BEGUN, "a < b </thing> c</think>d", ("a < b </thing> c", "d")),
     (BEGUN, "a</think>b</think>c<think>", ("a", "b</think>c<think>")),
     (BEGUN, "", ("", "")),
+    (BEGUN, "\n" * 100 + "I see" + "\n" * 100 + "</think>Red.", ("I see" + "\n" * 36, "Red.")),
     (THINK, "<think>\nI see.\n</think>\n\nRed.", ("I see.", "Red.")),
     (THINK, "\n <think>a</think>b", ("a", "b")),
     (THINK, "Red. <think>a</think>", ("", "Red. <think>a</think>")),
@@ -44,6 +45,12 @@ def split(markers: ReasoningMarkers, *texts: str) -> tuple[str, str]:
 def test_reasoning_and_answer_are_told_apart_and_the_markers_are_in_neither(markers, text, parts):
     assert split(markers, text) == parts
     assert split(markers, *text) == parts, "letter by letter"
+
+
+def test_a_long_run_of_line_breaks_is_not_held_back():
+    splitter = ReasoningSplitter(BEGUN)
+    splitter.feed("I see")
+    assert "".join(splitter.feed("\n")[0] for _ in range(1000)) == "\n" * (1000 - 64)
 
 
 @settings(max_examples=300)

@@ -108,6 +108,7 @@ CASES = [
     ("hermes", '<tool_call>{"arguments": {}, "name": "now"}</tool_call>', [NOW]),
     ("hermes", f"<tool_call>oops{CALL}", ["<tool_call>oops", SKY]),
     ("hermes", f"{NAMELESS}\n{CALL}", [NAMELESS, SKY]),
+    ("hermes", CALL.replace("sky", r"one \" , }"), [("look", {"at": 'one " , }'})]),
     ("hermes", CALL.replace("sky", "say </tool_call> \\\\"), [("look", {"at": "say </tool_call> \\"})]),
     ("qwen3_coder", "<tool_call>\n<function=now>\n</function>\n</tool_call>", [NOW]),
     ("qwen3_coder", "<tool_call>\n{}\n</tool_call>", ["<tool_call>\n{}\n</tool_call>"]),
@@ -119,9 +120,15 @@ CASES = [
         '<|tool_call>call:look{at:<|"|>a: {"b"}, <x><|"|>}<tool_call|>',
         [("look", {"at": 'a: {"b"}, <x>'})],
     ),
+    (
+        "gemma4",
+        r'<|tool_call>call:look{at:"one \" , }",times:2}<tool_call|>',
+        [("look", {"at": 'one " , }', "times": 2})],
+    ),
     ("gemma4", "<|tool_call>look{}<tool_call|>", ["<|tool_call>look{}<tool_call|>"]),
     ("mistral", f"[TOOL_CALLS]look{SPELLED}[TOOL_CALLS]now[ARGS]{{}}", [LOOK, NOW]),
     ("mistral", f'[TOOL_CALLS] [{{"name": "look", "arguments": {SPELLED}}}]', [LOOK]),
+    ("mistral", r'[TOOL_CALLS]look{"at": "one \" , }"}', [("look", {"at": 'one " , }'})]),
     ("mistral", "[TOOL_CALLS]look", ["[TOOL_CALLS]look"]),
     ("mistral", "a [TOOL] b", ["a [TOOL] b"]),
     ("llama3_json", f'{{"name": "look", "parameters": {SPELLED}}}', [LOOK]),
@@ -130,9 +137,14 @@ CASES = [
         f'<|python_tag|>{{"name": "now"}}; {{"name": "look", "parameters": {SPELLED}}}',
         [NOW, LOOK],
     ),
+    ("llama3_json", r'{"name": "look", "parameters": {"at": "one \" , }"}}', [("look", {"at": 'one " , }'})]),
     ("llama3_json", '{"colour": "red"}', ['{"colour": "red"}']),
     ("llama3_json", 'It is {"name": "now"}.', ['It is {"name": "now"}.']),
     ("pythonic", "[look(at='12', times=3, deep={'a': [1, None, 'é']}), now()]", [LOOK, NOW]),
+    ("pythonic", r"[look(at='it\'s, ok', times=2)]", [("look", {"at": "it's, ok", "times": 2})]),
+    ("pythonic", r"""[look(at="a\"),(", times=2)]""", [("look", {"at": 'a"),(', "times": 2})]),
+    ("pythonic", r"[look(at='one \\', times=2)]", [("look", {"at": "one \\", "times": 2})]),
+    ("pythonic", "[look(at='''it's, ok''', times=2)]", [("look", {"at": "it's, ok", "times": 2})]),
     ("pythonic", "[look(at=open('x'))]", ["[look(at=open('x'))]"]),
     ("pythonic", "[1, 2]", ["[1, 2]"]),
     ("pythonic", "[look(1)]", ["[look(1)]"]),
@@ -338,10 +350,18 @@ def test_the_call_behind_the_only_one_stays_text():
     assert parsed("hermes", f"{CALL}\n{CALL}", parallel=False)[1] == CALL
 
 
-def test_a_long_run_of_white_space_is_not_held_back() -> None:
-    parser = make_parser(CallForm.TAGGED, parallel=True)
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_long_run_of_white_space_is_not_held_back(name: str) -> None:
+    parser = make_parser(CallForm.TAGGED, parallel=True, tool_format=name)
     shown = [piece for _ in range(100) for piece in parser.feed(" " * 10)]
     assert "".join(map(str, shown)) == " " * (1000 - MAX_BLANKS)
+
+
+@pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.first])
+def test_a_call_behind_much_white_space_is_one(name: str) -> None:
+    text = " " * 1000 + written(name, [{"a": "x"}])
+    for pieces in ([text], list(text)):
+        assert loaded(parsed(name, *pieces)) == [" " * (1000 - MAX_BLANKS), ("look", {"a": "x"})]
 
 
 def test_content_is_sent_as_soon_as_it_cannot_begin_a_tool_call() -> None:

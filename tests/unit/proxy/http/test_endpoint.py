@@ -13,10 +13,12 @@ from starlette.types import Message
 
 from triptych.base.errors import InvalidRequest, TooLarge
 from triptych.proxy.http import json_body
-from triptych.proxy.http.endpoint import INLINE_BODY, HttpReply, PostEndpoint
+from triptych.proxy.http.endpoint import HttpReply, PostEndpoint
 from triptych.proxy.http.form_body import MAX_FIELD, MAX_PARTS, parse_form
 from triptych.proxy.http.json_body import check_values, convert_field
 from triptych.proxy.openai.chat.request import MessageBody
+from triptych.proxy.parsing.parse import Parse
+from triptych.proxy.parsing.parsers import INLINE_BYTES, Parsers
 from triptych.proxy.quotas.quota import Quota, QuotaSpec
 
 PARSER = QuotaSpec("parser", 1, "bodies", "thread", "", "429", wait_seconds=60.0)
@@ -31,12 +33,15 @@ class _RefusingEndpoint(PostEndpoint[None]):
     """An endpoint that refuses every body; the second one looks whether the first one's text is gone."""
 
     def __init__(self) -> None:
-        super().__init__(Quota(PARSER), max_body=1 << 30)
+        super().__init__(Parsers(Quota(PARSER), Quota(PARSER)), max_body=1 << 30)
         self.go = threading.Event()
         self.first: weakref.ref[_Text] | None = None
         self.first_is_alive = True
 
-    def parse(self, raw: bytes, request_id: str, content_type: bytes = b"") -> None:
+    def parse(self, request_id: str, content_type: bytes = b"") -> Parse[None]:
+        return Parse(self._refused)
+
+    def _refused(self, raw: bytes) -> None:
         text = _Text()
         if self.first is None:
             self.first = weakref.ref(text)
@@ -56,7 +61,7 @@ async def _post(endpoint: _RefusingEndpoint) -> int:
     sent: list[Message] = []
 
     async def receive() -> Message:
-        return {"type": "http.request", "body": bytes(INLINE_BODY + 1)}
+        return {"type": "http.request", "body": bytes(INLINE_BYTES + 1)}
 
     async def send(message: Message) -> None:
         sent.append(message)

@@ -12,6 +12,7 @@ from triptych.base.types import FinishReason, Usage
 from triptych.proxy.call.chat import Delta, Done, Output, Started, Timings
 from triptych.proxy.openai.chat.endpoint import ApiLimits, ChatEndpoint, ChatStream
 from triptych.proxy.openai.chat.request import ChatReplyOptions, parse_body
+from triptych.proxy.parsing.parsers import Parsers
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
 from triptych.proxy.requests.request import OutputQueue
 
@@ -54,6 +55,7 @@ class Queued:
 
     def __init__(self) -> None:
         self.quotas = QuotaTable(quota_specs(ProxyConfig()))
+        self.parsers = Parsers(self.quotas["parser"], self.quotas["parser-processes"])
         self.output = OutputQueue()
         self.closed = False
 

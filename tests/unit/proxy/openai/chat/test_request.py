@@ -53,16 +53,18 @@ def test_web_and_file_urls_are_kept_for_the_loader() -> None:
 
 
 @pytest.mark.parametrize(
-    "messages",
+    ("messages", "param"),
     [
-        [{"role": "user", "content": "x"}] * 4097,
-        [{"role": "user", "content": [{"type": "text", "text": "x"}] * 4097}],
+        ([{"role": "user", "content": "x"}] * 4097, "messages"),
+        ([{"role": "user", "content": [{"type": "text", "text": "x"}] * 4097}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "text", "text": "x"}] * 2048}] * 2, "messages"),
+        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}] * 2048}] * 2, "messages"),
     ],
 )
-def test_messages_and_parts_are_counted(messages: Any) -> None:
-    with pytest.raises(InvalidRequest, match="at most 4096: join texts") as caught:
+def test_messages_parts_and_calls_are_counted(messages: Any, param: str) -> None:
+    with pytest.raises(InvalidRequest, match="at most 4096.*: (join texts|send less)") as caught:
         parse({"messages": messages})
-    assert caught.value.param == "messages"
+    assert caught.value.param == param
 
 
 def test_deep_nesting_is_an_error_and_no_crash() -> None:
@@ -160,6 +162,15 @@ def test_a_plain_request_takes_the_short_way() -> None:
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"a": 1}}}},
             OutputFormat("json_schema", '{"a":1}'),
         ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"a": 1}, "strict": False},
+                }
+            },
+            OutputFormat("json_schema", '{"a":1}', open=True),
+        ),
         ({"guided_json": {"a": 1}}, OutputFormat("json_schema", '{"a":1}')),
         ({"guided_json": '{"a": 1}'}, OutputFormat("json_schema", '{"a":1}')),
         ({"guided_regex": "a+"}, OutputFormat("regex", "a+")),
@@ -197,6 +208,23 @@ def test_tools_go_to_the_template_as_they_came() -> None:
     call, options = parse(with_value(tools=tools))
     assert json.loads(call.template.tools) == tools
     assert (options.tools.form, call.sampling.output_format) == (CallForm.TAGGED, None)
+
+
+@pytest.mark.parametrize(("strict", "as_written"), [(None, False), (True, False), (False, True)])
+def test_a_forced_call_is_open_only_where_its_tool_is_not_strict(
+    strict: bool | None, as_written: bool
+) -> None:
+    function = {"name": "f", "parameters": {"type": "object"}, "strict": strict}
+    tools = [{"type": "function", "function": function}, tool("g")]
+    form = form_of(tools=tools, tool_choice="required")
+    assert form is not None
+    assert form.open is as_written
+    taken = json.loads(form.text)["$defs"]["tool0"]
+    # A function that names no arguments takes none.
+    assert taken == ({"type": "object"} if as_written else {"type": "object", "properties": {}})
+    other = form_of(tools=tools, tool_choice=chosen("g"))
+    assert other is not None
+    assert not other.open
 
 
 def test_no_tools_are_sent_where_none_may_be_called() -> None:

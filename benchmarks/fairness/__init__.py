@@ -1,0 +1,1 @@
+"""How long one key's small requests take while another key floods the cluster."""

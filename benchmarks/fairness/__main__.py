@@ -1,0 +1,168 @@
+"""How long one key's small requests take while another key floods the cluster, and on an older commit.
+
+For each flood of `benchmarks/fairness/floods.py`: B alone, B beside one honest neighbour that asks the same,
+B beside A's flood. Each has a cluster of its own on loopback: the demo model, one encoder worker,
+one PD worker.
+
+    python -m benchmarks fairness [--before FOLDER] [--seconds 5] [--only NAME,…] [--write]
+
+FOLDER is a checkout of the older commit. A's clients run at nice 19, so that what B waits for is the cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.fairness.attacker import beside, flood_process, neighbour_process
+from benchmarks.fairness.cluster import HERE, A, B, TwoKeys, two_keys
+from benchmarks.fairness.floods import FLOODS, Flood
+from benchmarks.fairness.neighbour import Figures, ask_for
+from benchmarks.result_page import RESULTS, fill, page_parser, publish, table
+
+RESULT = RESULTS / "fairness.md"
+CALM_SECONDS, PATIENCE = 2.0, 10.0
+#: Seconds in which a proxy has read a key file that has changed.
+_KEYS_SECONDS = 2.5
+
+
+@dataclass(frozen=True)
+class Row:
+    """One flood at one commit."""
+
+    flood: Flood
+    calm: Figures
+    beside: Figures | None
+    during: Figures
+    ended: dict[str, int]
+
+    @property
+    def bound(self) -> float:
+        """What B's P99 may be."""
+        if self.beside is not None:
+            return 3 * self.beside.p99
+        return 2 * self.calm.p99 + 0.05
+
+    @property
+    def held(self) -> bool:
+        return not self.during.refused and self.during.p99 <= self.bound
+
+
+def measure(cluster: TwoKeys, flood: Flood, seconds: float) -> Row:
+    """One flood against a cluster at rest."""
+    door, own = cluster.door, cluster.keys[B]
+
+    def ask(length: float, least: int = 10) -> Figures:
+        return asyncio.run(ask_for(door, own, flood.asks, length, PATIENCE, least))
+
+    ask(0.5)  # warm
+    calm, neighbour = ask(CALM_SECONDS), None
+    if flood.kind in ("engine", "decoder"):
+        with beside(neighbour_process, flood.asks, door, cluster.keys[A]) as honest:
+            honest.begin()
+            neighbour = ask(CALM_SECONDS)
+            honest.end()
+    if flood.keys > 2:
+        cluster.add_keys(flood.keys - 2)
+        ask(_KEYS_SECONDS)
+    with beside(flood_process, flood.name, door, cluster.keys[A], 1.0) as attack:
+        attack.begin()
+        time.sleep(0.2)
+        during = ask(seconds, 2)
+        return Row(flood, calm, neighbour, during, attack.end())
+
+
+@contextmanager
+def _shown(tree: Path, name: str) -> Iterator[None]:
+    begun = time.monotonic()
+    yield
+    sys.stderr.write(f"{tree.name} {name}: {time.monotonic() - begun:.0f} s\n")
+
+
+def measure_all(tree: Path, floods: list[Flood], seconds: float) -> list[Row]:
+    """Each flood against a cluster of its own."""
+    rows = []
+    for flood in floods:
+        with _shown(tree, flood.name), two_keys(tree) as cluster:
+            rows.append(measure(cluster, flood, seconds))
+        sys.stderr.write(" | ".join(_cells(rows[-1], "")) + "\n")
+    return rows
+
+
+def _milliseconds(seconds: float, patience: float = PATIENCE) -> str:
+    if math.isnan(seconds):
+        return "–"
+    return f"{seconds * 1000:,.0f}" if math.isfinite(seconds) else f"none in {patience:g} s"
+
+
+def _cells(row: Row, commit: str) -> tuple[str, ...]:
+    during, outcomes = row.during, ", ".join(f"{count} x {name}" for name, count in row.ended.items())
+    return (
+        f"`{row.flood.name}`",
+        row.flood.kind,
+        commit,
+        _milliseconds(row.calm.p99),
+        "" if row.beside is None else _milliseconds(row.beside.p99),
+        _milliseconds(during.p50),
+        _milliseconds(during.p99),
+        f"{len(during.refused)} of {during.asked}",
+        _milliseconds(row.bound),
+        "yes" if row.held else "no",
+        outcomes or "none has ended",
+    )
+
+
+_HEAD = (
+    "flood",
+    "takes",
+    "commit",
+    "B alone",
+    "B beside one",
+    "B P50",
+    "B P99",
+    "refused",
+    "bound",
+    "held",
+    "A's",
+)
+
+
+def _commit(tree: Path) -> str:
+    command = ["git", "-C", str(tree), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def main() -> None:
+    parser = page_parser(__doc__, RESULT, seconds=5.0)
+    parser.add_argument("--before", type=Path, default=None, help="a checkout of an older commit")
+    parser.add_argument(
+        "--only", default="", help="floods, separated by commas; default: those with a row on the page"
+    )
+    options = parser.parse_args()
+    names = (
+        options.only.split(",") if options.only else [name for name, flood in FLOODS.items() if flood.page]
+    )
+    floods = [FLOODS[name] for name in names]
+    trees = [tree.resolve() for tree in (options.before, HERE) if tree is not None]
+    rows = [(_commit(tree), row) for tree in trees for row in measure_all(tree, floods, options.seconds)]
+    rows.sort(key=lambda pair: names.index(pair[1].flood.name))
+    now = _commit(HERE)
+    text = fill(
+        "fairness",
+        command=f"python -m benchmarks fairness --before FOLDER --seconds {options.seconds:g} --write",
+        seconds=f"{options.seconds:g}",
+        patience=f"{PATIENCE:g}",
+        floods="\n".join(f"- `{flood.name}`: {flood.sends}; B asks for a {flood.asks}." for flood in floods),
+        rows="\n".join(table(_HEAD, (_cells(row, commit) for commit, row in rows), (0, 1, 2, 7, 9, 10))),
+        held=sum(row.held for commit, row in rows if commit == now),
+        count=len(floods),
+        earlier=", ".join(_commit(tree) for tree in trees[:-1]) or "none",
+    )
+    publish(text, RESULT, write=options.write)

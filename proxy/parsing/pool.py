@@ -1,0 +1,158 @@
+"""The parser processes of one proxy: started when they are needed, replaced when they end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import subprocess
+import sys
+from functools import partial
+from typing import Any, Self
+
+import msgspec
+
+from triptych.base.errors import InternalError, TooLarge, Unavailable
+from triptych.proxy.parsing.parse import Parse, ParseVerdict
+from triptych.proxy.parsing.program import BODY_HEAD, VERDICT_HEAD
+from triptych.proxy.quotas.quota import RETRY_AFTER, Quota
+
+logger = logging.getLogger(__name__)
+
+#: Seconds of a core that one body may take; none of those that are served takes one.
+CPU_SECONDS = 5.0
+#: Seconds until a process that says nothing is ended: it may have to share its core with many.
+WALL_SECONDS = 60.0
+#: Times that a body is given to a process: the first one may have ended before, or by a chance.
+_TRIES = 2
+_MAX_VERDICT = 64 << 10
+_verdicts = msgspec.msgpack.Decoder(ParseVerdict)
+_PROGRAM = "triptych.proxy.parsing.program"
+
+
+class ParserEnded(Exception):
+    """The process has ended without an answer."""
+
+
+class ParserProcess:
+    """One process, and the socket that leads to it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+        self._process = process
+        self._socket = connection
+
+    @classmethod
+    async def start(cls, cpu_seconds: float) -> Self:
+        """Unavailable where this machine starts no process any more."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        # The folder that this process runs in does not decide what it imports.
+        command = [sys.executable, "-P", "-m", _PROGRAM, str(cpu_seconds)]
+        start = partial(subprocess.Popen[bytes], command, stdin=theirs, stdout=subprocess.DEVNULL)
+        try:
+            with theirs:
+                process = await asyncio.to_thread(start)
+        except OSError as error:
+            ours.close()
+            logger.warning("no parser process can be started: %s", error)
+            raise Unavailable(
+                "large requests cannot be read now: send less, or try again", retry_after=RETRY_AFTER
+            ) from None
+        return cls(process, ours)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def ask(self, parse: Parse[Any], raw: bytes) -> ParseVerdict:
+        """What it says of the body. ParserEnded without an answer; not to be used after a cancelled one."""
+        loop = asyncio.get_running_loop()
+        order = msgspec.msgpack.encode(parse.order)
+        try:
+            await loop.sock_sendall(self._socket, BODY_HEAD.pack(len(order), len(raw)) + order)
+            await loop.sock_sendall(self._socket, raw)
+            (size,) = VERDICT_HEAD.unpack(await self._receive(VERDICT_HEAD.size))
+            if size > _MAX_VERDICT:
+                raise ParserEnded
+            return _verdicts.decode(await self._receive(size))
+        except (OSError, msgspec.MsgspecError):
+            raise ParserEnded from None
+
+    async def _receive(self, size: int) -> bytes:
+        loop, data = asyncio.get_running_loop(), b""
+        while len(data) < size:
+            if not (more := await loop.sock_recv(self._socket, size - len(data))):
+                raise ParserEnded
+            data += more
+        return data
+
+    async def end(self) -> int:
+        """Ends it, if it has not ended by itself; how it has."""
+        self._socket.close()
+        self._process.kill()
+        return await asyncio.to_thread(self._process.wait)
+
+
+class ParserPool:
+    """As many parser processes as the quota has places; a key has its share of them, and its turns."""
+
+    def __init__(
+        self, quota: Quota, *, cpu_seconds: float = CPU_SECONDS, wall_seconds: float = WALL_SECONDS
+    ) -> None:
+        self._quota = quota
+        self._cpu_seconds = cpu_seconds
+        self._wall_seconds = wall_seconds
+        self._idle: list[ParserProcess] = []
+        self._closed = False
+
+    async def check(self, holder: str, raw: bytes, parse: Parse[Any]) -> None:
+        """Returns when a process has parsed the body well; raises the error that parsing ends with.
+
+        QuotaExceeded where there is no turn in time.
+        """
+        with await self._quota.wait(holder, 1):
+            for _ in range(_TRIES):
+                verdict = await self._tried(raw, parse)
+                if verdict is None:
+                    continue
+                if verdict.fault:
+                    logger.error("a large body: %s", verdict.fault)
+                if (error := verdict.error) is not None:
+                    raise error
+                return
+        raise InternalError("the processes that read large requests have ended: send less, or try again")
+
+    async def _tried(self, raw: bytes, parse: Parse[Any]) -> ParseVerdict | None:
+        """None where the process has ended by something that a second one may be spared."""
+        process = self._idle.pop() if self._idle else await ParserProcess.start(self._cpu_seconds)
+        try:
+            async with asyncio.timeout(self._wall_seconds):
+                verdict = await process.ask(parse, raw)
+        except ParserEnded:
+            status = await process.end()
+            logger.warning("a parser process has ended (%d)", status)
+            if status == -signal.SIGPROF:
+                raise self._too_long() from None
+            return None
+        except TimeoutError:
+            await process.end()
+            raise self._too_long() from None
+        except BaseException:
+            # The client has gone while the process has the body.
+            await asyncio.shield(process.end())
+            raise
+        if self._closed:
+            await process.end()
+        else:
+            self._idle.append(process)
+        return verdict
+
+    def _too_long(self) -> TooLarge:
+        return TooLarge("the request takes too long to read: send less", param="body")
+
+    async def close(self) -> None:
+        """Ends those that have nothing to do; the others end with their bodies."""
+        self._closed = True
+        while self._idle:
+            await self._idle.pop().end()

@@ -1,0 +1,56 @@
+"""The test files of a module: those that name it, units first, then those that name its package.
+
+    python tests/tools/tests_of.py proxy/routing.py
+
+prints the unit tests that name the module itself, for `make check`; where none does, those of its package.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class TestFiles:
+    """The test files of a tree, by what they name."""
+
+    def __init__(self, tree: Path = ROOT) -> None:
+        self._tree = tree
+        self._files = {file: file.read_text() for file in sorted((tree / "tests").rglob("test_*.py"))}
+
+    def of_module(self, path: str) -> list[str]:
+        package, _, name = _dotted(path).rpartition(".")
+        here = re.escape(package)
+        return self._naming(rf"{here}\.{name}\b|^from {here} import .*\b{name}\b")
+
+    def of_package(self, path: str) -> list[str]:
+        return self._naming(rf"{re.escape(_dotted(path).rpartition('.')[0])}\b")
+
+    def _naming(self, pattern: str) -> list[str]:
+        """Units first, then by how little they import."""
+        found = [file for file, text in self._files.items() if re.search(pattern, text, re.MULTILINE)]
+        imports = re.compile(r"^from|^import", re.MULTILINE)
+        found.sort(key=lambda file: ("unit" not in file.parts, len(imports.findall(self._files[file]))))
+        return [str(file.relative_to(self._tree)) for file in found]
+
+
+def _dotted(path: str) -> str:
+    return "triptych." + path.removeprefix("triptych/").removesuffix(".py").replace("/", ".")
+
+
+def units_of(files: TestFiles, path: str) -> list[str]:
+    """The unit tests that name the module; where none does, those that name its package."""
+    for found in (files.of_module(path), files.of_package(path)):
+        if units := [file for file in found if file.startswith("tests/unit/")]:
+            return units
+    return []
+
+
+if __name__ == "__main__":
+    units = units_of(TestFiles(), sys.argv[1])
+    if not units:
+        sys.exit(f"no unit test names {sys.argv[1]}: give a module of the product, such as proxy/routing.py")
+    print("\n".join(units))

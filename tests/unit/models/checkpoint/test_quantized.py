@@ -1,0 +1,185 @@
+"""Checkpoints with a quantized decoder: encoders and workers before vLLM take them, native ones refuse."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from support.data.checkpoints import build_checkpoint, edit_config
+from support.zoo.checkpoint import checkpoint as zoo_checkpoint
+from triptych.base.config import EncoderConfig, PDConfig
+from triptych.base.errors import ConfigError
+from triptych.encoder_worker.loading import load, load_tower
+from triptych.models.checkpoint.quantized import (
+    check_for_engine,
+    check_tower,
+    quantization_of,
+    quantized_tensors,
+    read_quantized,
+)
+from triptych.models.identity import model_identity
+from triptych.models.registry import family_of, load_decoder
+from triptych.pd_worker.native import load_model
+from triptych.pd_worker.vllm.own_server import server_args
+from triptych.pd_worker.vllm.worker import load_front_model
+
+#: As the FP8 checkpoints of Qwen have it.
+FP8 = {
+    "activation_scheme": "dynamic",
+    "fmt": "e4m3",
+    "quant_method": "fp8",
+    "weight_block_size": [128, 128],
+    "modules_to_not_convert": ["lm_head", "model.visual"],
+}
+GENERIC = "LlavaNextForConditionalGeneration"
+
+
+def is_decoders(key: str) -> bool:
+    return "language_model.layers" in key or "language_model.model.layers" in key
+
+
+def is_towers(key: str) -> bool:
+    return "visual.blocks" in key or "vision_tower" in key
+
+
+def quantized(source: Path, folder: Path, chosen: Callable[[str], bool] = is_decoders) -> Path:
+    """A copy in which the chosen matrices are float8 with a scale beside each."""
+    shutil.copytree(source, folder)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    for key in [
+        key for key, value in tensors.items() if chosen(key) and value.dim() == 2 and "norm" not in key
+    ]:
+        if key.endswith(".weight"):
+            value = tensors[key]
+            scale = (value.abs().max() / 448).reshape(1, 1)
+            tensors[key] = (value / scale).to(torch.float8_e4m3fn)
+            tensors[f"{key}_scale_inv"] = scale
+    save_file(tensors, file, metadata={"format": "pt"})
+    assert any(value.dtype == torch.float8_e4m3fn for value in tensors.values())
+    return edit_config(folder, quantization_config=FP8)
+
+
+@pytest.fixture(scope="module", params=["qwen3_vl", "llava", GENERIC])
+def plain(request: pytest.FixtureRequest) -> Path:
+    return zoo_checkpoint(request.param) if request.param == GENERIC else build_checkpoint(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return quantized(plain, tmp_path_factory.mktemp("fp8") / "model")
+
+
+def encoder_config(path: Path) -> EncoderConfig:
+    return EncoderConfig(model=str(path), dtype="float32", threads=1)
+
+
+def test_an_encoder_computes_the_rows_of_the_unquantized_folder(plain: Path, folder: Path) -> None:
+    rows = []
+    for path in (plain, folder):
+        tower = load_tower(encoder_config(path))
+        with torch.inference_mode():
+            rows.append(tower.encode([tower.preprocess(tower.sample(), {})])[0])
+    assert torch.equal(*rows)
+
+
+def test_a_namespace_is_the_encoders_and_the_one_that_vllm_is_given(tmp_path: Path) -> None:
+    path = quantized(build_checkpoint("qwen3_vl"), tmp_path / "model")
+    _, identity = load(encoder_config(path))
+    assert model_identity(path, dtype="float32").namespace == identity.namespace
+    config = PDConfig(model=str(path), engine="vllm", dtype="float32", store="redis://127.0.0.1:1")
+    words = server_args(config, 8123, "store", 0)
+    transfer = json.loads(words[words.index("--ec-transfer-config") + 1])
+    assert transfer["ec_connector_extra_config"]["namespace"] == identity.namespace
+    assert load_front_model(config, 512).identity.namespace == identity.namespace
+
+
+def test_a_native_worker_refuses_it_with_a_remedy_that_is_true(folder: Path) -> None:
+    remedy = "give an unquantized one .*--engine vllm, which serves decoder-only models"
+    with pytest.raises(
+        ConfigError, match=f"Quantized weights in a native decoder cannot be served: {remedy}"
+    ):
+        load_model(PDConfig(model=str(folder), threads=1, kv_memory=1 << 20))
+    with pytest.raises(ConfigError, match=remedy):
+        load_decoder(folder, device=torch.device("cpu"), dtype=torch.float32, attn_implementation="sdpa")
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", GENERIC])
+def test_an_encoder_names_a_tensor_of_its_tower_that_is_quantized(family: str, tmp_path: Path) -> None:
+    source = zoo_checkpoint(family) if family == GENERIC else build_checkpoint(family)
+    path = quantized(source, tmp_path / "model", is_towers)
+    with pytest.raises(
+        ConfigError, match=r"(visual|vision).* tower or projector are quantized.*unquantized one"
+    ):
+        load_tower(encoder_config(path))
+
+
+def test_a_config_that_names_nothing_hides_no_quantized_tensor(tmp_path: Path) -> None:
+    path = quantized(build_checkpoint("qwen3_vl"), tmp_path / "model")
+    edit_config(path, quantization_config=None)
+    with pytest.raises(ConfigError, match="native decoder"):
+        check_for_engine(path, PDConfig())
+    check_tower(path, family_of(path).keys.encoder_names)
+    assert all("language_model" in key for key in read_quantized(path))
+
+
+@pytest.mark.parametrize(
+    ("flags", "refused"),
+    [
+        ({}, True),
+        ({"engine": "native", "device": "cuda"}, True),
+        ({"engine": "vllm"}, False),
+        ({"engine_url": "http://127.0.0.1:1"}, False),
+        ({"device": "cuda:1"}, False),
+    ],
+)
+def test_a_cluster_is_refused_where_its_workers_would_decode_themselves(flags, refused, tmp_path):
+    path = edit_config(build_checkpoint("qwen3_vl", tmp_path / "model"), quantization_config={"bits": 4})
+    if not refused:
+        check_for_engine(path, PDConfig(**flags))
+        return
+    with pytest.raises(ConfigError, match="native decoder"):
+        check_for_engine(path, PDConfig(**flags))
+
+
+PLAIN = {"model.visual.a.weight": "BF16", "model.ids": "I64", "model.mask": "BOOL", "model.table": "I32"}
+
+
+@pytest.mark.parametrize(
+    ("more", "named", "expected"),
+    [
+        ({}, False, []),
+        ({}, True, ["model.table"]),
+        ({"a.weight": "F8_E4M3", "a.weight_scale_inv": "F32"}, False, ["a.weight", "a.weight_scale_inv"]),
+        ({"a.qweight": "I32", "a.qzeros": "I32", "a.scales": "F16"}, False, ["a.qweight", "a.qzeros"]),
+        (
+            {"a.weight_packed": "U8", "a.weight_scale": "F8_E4M3"},
+            False,
+            ["a.weight_packed", "a.weight_scale"],
+        ),
+        ({"a.weight": "U8", "a.weight.absmax": "F32"}, False, ["a.weight.absmax"]),
+        ({"a.weight": "I8", "a.SCB": "F32"}, True, ["a.SCB", "a.weight", "model.table"]),
+    ],
+)
+def test_dtypes_and_names_tell_what_is_quantized(more, named, expected):
+    assert quantized_tensors({**PLAIN, **more}, named=named) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, {}),
+        ({"quantization_config": {}}, {}),
+        ({"quantization_config": FP8}, FP8),
+        ({"text_config": {"quantization_config": FP8}}, FP8),
+        ({"text_config": {"hidden_size": 3}, "quantization_config": None}, {}),
+    ],
+)
+def test_a_quantization_is_named_by_the_config_or_a_part_of_it(config, expected):
+    assert quantization_of(config) == expected

@@ -1,0 +1,51 @@
+"""A text that no PD worker takes is refused by its length, and one that may fit never is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from triptych.base.errors import ContextTooLong
+from triptych.base.request import MAX_CHARS_PER_TOKEN, TextPart
+from triptych.base.types import SamplingParams
+from triptych.proxy.call.chat import ChatCall, ChatMessage
+from triptych.proxy.call.prompt_length import check_prompt_length
+
+LONGEST = 100 * MAX_CHARS_PER_TOKEN
+FIRST = ChatCall("r", "m", (), SamplingParams(), 10.0)
+
+
+def refused(call: ChatCall, limits: Sequence[int] = (50, 100)) -> str | None:
+    """The field that the refusal names."""
+    try:
+        check_prompt_length(call, limits)
+    except ContextTooLong as error:
+        assert "100 tokens" in error.message and error.param in error.message
+        return error.param
+    return None
+
+
+def chat(*messages: ChatMessage) -> ChatCall:
+    return replace(FIRST, messages=messages)
+
+
+@pytest.mark.parametrize("characters", [LONGEST, LONGEST + 1])
+def test_the_longest_limit_of_the_workers_decides_to_the_character(characters: int) -> None:
+    named = "messages" if characters > LONGEST else None
+    parts = (TextPart("x" * 10), TextPart("x" * (characters - 20)))
+    assert refused(chat(ChatMessage("user", "x" * characters))) == named
+    assert refused(chat(ChatMessage("system", "x" * 10), ChatMessage("user", parts))) == named
+    prompt = replace(FIRST, prompt="x" * characters, prompt_param="inputs[3]")
+    assert refused(prompt) == ("inputs[3]" if named else None)
+
+
+def test_what_a_template_may_leave_out_does_not_count() -> None:
+    thought = ChatMessage("assistant", "x", reasoning="x" * (LONGEST + 1))
+    assert refused(chat(thought, ChatMessage("user", "x"))) is None
+
+
+@pytest.mark.parametrize("limits", [(), (0,), (100, 0)])
+def test_where_a_worker_names_no_limit_its_own_refusal_counts(limits: Sequence[int]) -> None:
+    assert refused(chat(ChatMessage("user", "x" * (LONGEST + 1))), limits) is None

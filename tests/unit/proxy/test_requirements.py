@@ -1,0 +1,55 @@
+"""What the proxy imports comes with the package alone: no extra, and nothing that only tests install."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions, requires
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[3]
+#: Imports the proxy where the modules named on standard input are not installed.
+IMPORT = """
+import sys
+absent = set(sys.stdin.read().split())
+class Installed:
+    def __init__(self, finder):
+        self.finder = finder
+    def find_spec(self, name, path=None, target=None):
+        return None if name.partition(".")[0] in absent else self.finder.find_spec(name, path, target)
+sys.meta_path[:] = map(Installed, sys.meta_path)
+import triptych.proxy.service
+"""
+
+
+def _with_their_own(lines: list[str]) -> set[str]:
+    """The distributions that the requirements ask for here, and all that those require themselves."""
+    found: set[tuple[str, str]] = set()
+    left = [Requirement(line) for line in lines]
+    while left:
+        requirement = left.pop()
+        for extra in {"", *requirement.extras}:
+            if (key := (canonicalize_name(requirement.name), extra)) not in found:
+                found.add(key)
+                own = map(Requirement, requires(requirement.name) or ())
+                left += [each for each in own if not each.marker or each.marker.evaluate({"extra": extra})]
+    return {name for name, _ in found}
+
+
+def test_the_proxy_starts_with_what_the_package_alone_requires():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    installed = _with_their_own(project["dependencies"])
+    absent = [
+        module
+        for module, owners in packages_distributions().items()
+        if module != "triptych" and not set(map(canonicalize_name, owners)) & installed
+    ]
+    assert "pytest" in absent
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT], input="\n".join(absent), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
