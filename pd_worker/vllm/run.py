@@ -130,7 +130,7 @@ class _Batch(EmbeddingMemory):
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class BatchPlace:
     """A place in vLLM's batch, and how its holder is asked to leave it; one that is not asked twice."""
 
     order: RequestOrder
@@ -149,12 +149,12 @@ class BatchPlaces:
         self._turns = turns
         self._gave_way = gave_way
         self._names = map(str, itertools.count())
-        self._held: dict[str, Place] = {}
+        self._held: dict[str, BatchPlace] = {}
         #: Tenants for which a place is being left.
         self._expected: set[str] = set()
 
     @asynccontextmanager
-    async def place(self, order: RequestOrder, tenant: str) -> AsyncIterator[Place]:
+    async def place(self, order: RequestOrder, tenant: str) -> AsyncIterator[BatchPlace]:
         """A place, for as long as the context lasts."""
         name = next(self._names)
         self._have_one_left(tenant)
@@ -162,7 +162,7 @@ class BatchPlaces:
             await self._room.reserve(name, order, {name: 1}, tenant)
         finally:
             self._expected.discard(tenant)
-        place = self._held[name] = Place(order, tenant)
+        place = self._held[name] = BatchPlace(order, tenant)
         try:
             yield place
         finally:
@@ -312,7 +312,7 @@ class RequestRun:
                 pause = await self._attempt_unless_left(place)
             await asyncio.sleep(pause)
 
-    async def _attempt_unless_left(self, place: Place) -> float:
+    async def _attempt_unless_left(self, place: BatchPlace) -> float:
         """As `_attempt`; ends at once where the place is to be left: the output goes on later."""
         loop = asyncio.get_running_loop()
         try:
