@@ -196,15 +196,6 @@ async def test_a_top_k_above_all_tokens_does_no_harm(client):
     assert (await ask(client, "all", max_tokens=2, top_k=2**32 - 1)).finished.completion_tokens
 
 
-async def test_the_end_of_a_request_has_what_was_held_back(client):
-    sampling = {"max_tokens": 24, "ignore_eos": True, "temperature": 0.0}
-    whole = await ask(client, "whole", **sampling)
-    # The last letter may be the head of a stop string, until there is no more.
-    held = await ask(client, "held", stop=[whole.text[-1] + "\x00 never"], **sampling)
-    assert held.finished.reason == "length"
-    assert held.text == whole.text
-
-
 SCHEMA = {
     "type": "object",
     "properties": {
