@@ -99,7 +99,7 @@ def _value(metric: Counter | Gauge) -> float:
     return next(sample.value for family in metric.collect() for sample in family.samples)
 
 
-_INPUT_THREADS = 2
+INPUT_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +163,8 @@ class PDWorker:
         self._config = config
         self._model = model
         self._incarnation = incarnation or uuid.uuid4().hex
-        inputs = ThreadPoolExecutor(_INPUT_THREADS, thread_name_prefix="input")
-        self._pool = TurnPool(inputs, _INPUT_THREADS)
+        inputs = ThreadPoolExecutor(INPUT_THREADS, thread_name_prefix="input")
+        self._pool = TurnPool(inputs, INPUT_THREADS)
         self._queries = TurnPool(ThreadPoolExecutor(1, thread_name_prefix="query"), 1)
         self.streams = EventStreams(self._cancel, texts=TokenTexts(model.tokenizer))
 

@@ -30,7 +30,7 @@ from triptych.proxy.events import (
     RequestEvent,
     RequestFailed,
 )
-from triptych.proxy.http.endpoint import CURRENT_DELIVERY
+from triptych.proxy.http.delivery import CURRENT_DELIVERY
 from triptych.proxy.http.refusals import CURRENT_ARRIVAL
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.media.source import MediaSource
@@ -101,6 +101,7 @@ class Dispatcher:
             epoch=lambda: (pool.epoch, store.clock_jumps),
             on_ready=self._recorder.encoded,
             pd_idle=lambda: self._router.idle,
+            shared=self.quotas.shared,
         )
         self.prompts = PromptWork()
         self.backpressure = Backpressure(flow_control=flow_control)

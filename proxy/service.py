@@ -43,7 +43,9 @@ from triptych.proxy.grpc.admission import GrpcAdmission, add_reflection, server_
 from triptych.proxy.grpc.connections import GrpcConnections
 from triptych.proxy.grpc.server import ProxyServicer, parses_of
 from triptych.proxy.http.connections import ConnectionLimits, raise_file_limit
-from triptych.proxy.http.endpoint import BodyMiddleware, DeliveryMiddleware
+from triptych.proxy.http.delivery import DeliveryMiddleware
+from triptych.proxy.http.endpoint import BodyMiddleware
+from triptych.proxy.http.hosts import HostMiddleware, own_names
 from triptych.proxy.http.peers import TrustedProxies
 from triptych.proxy.http.refusals import RefusalMiddleware, Refusals
 from triptych.proxy.http.server import HttpServer, bind, port_error
@@ -188,6 +190,7 @@ class ProxyProcess:
         stack.push_async_callback(self.dispatcher.close)
         limits = PrincipalLimits(MinuteCounts(store))
         self.authenticator = Authenticator(keys, limits, self.metrics) if keys.in_use else None
+        self.names = own_names(config, keys=keys.in_use)
         self.refusals = Refusals(self.metrics, None if self.live is None else self.live.refused)
 
     async def serve(self, listener: socket.socket) -> asyncio.Task[None]:
@@ -294,6 +297,8 @@ class ProxyProcess:
         app: ASGIApp = DeliveryMiddleware(BodyMiddleware(front, bodies), quotas["replies"])
         if self.authenticator is not None:
             app = AuthMiddleware(app, self.authenticator)
+        elif self.names is not None:
+            app = HostMiddleware(app, self.names)
         app = RefusalMiddleware(app, front.routes, self.refusals)
         if config.allowed_origins:
             app = CORSMiddleware(

@@ -134,7 +134,11 @@ class PrincipalLimits:
             if wait is None and not await self._tokens.test(item, "tokens", principal.id):
                 wait = await _local_wait(self._tokens, item, "tokens", principal)
             _refuse(wait, limit, "tokens")
-        if limit := limits.requests_per_minute:
+        await self.count_request(principal)
+
+    async def count_request(self, principal: Principal) -> None:
+        """One more request of the minute; RateLimited above the key's limit."""
+        if limit := principal.limits.requests_per_minute:
             item = RateLimitItemPerMinute(limit)
             wait = await self._count("requests", principal, 1, limit)
             # Seen here, too, for when the store is away.

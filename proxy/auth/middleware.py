@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol
 
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from triptych.base.errors import RateLimited, RequestError, Unauthorized
+from triptych.base.errors import RateLimited, Unauthorized
 from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.auth.keys import Principal
 from triptych.proxy.auth.limits import PrincipalLimits
 from triptych.proxy.http.connections import needs_key
-from triptych.proxy.http.json_body import error_body, retry_after
+from triptych.proxy.http.delivery import CONNECTION, Connection
+from triptych.proxy.http.refusals import refuse
+from triptych.proxy.quotas.quota import held_for
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +54,19 @@ class Authenticator:
     @asynccontextmanager
     async def admit(self, principal: Principal) -> AsyncIterator[None]:
         """One request from its first byte to the end of its reply; RateLimited above the key's limits."""
-        try:
+        with self._refusals_counted(principal):
             async with self._limits.admit(principal):
                 yield
+
+    async def count(self, principal: Principal) -> None:
+        """One request that generates nothing counts in the minute only; RateLimited above the key's limit."""
+        with self._refusals_counted(principal):
+            await self._limits.count_request(principal)
+
+    @contextmanager
+    def _refusals_counted(self, principal: Principal) -> Iterator[None]:
+        try:
+            yield
         except RateLimited as error:
             limit = error.message.partition(":")[0]
             self._metrics.refusals.labels(limit).inc()
@@ -64,7 +75,7 @@ class Authenticator:
 
 
 class AuthMiddleware:
-    """ASGI middleware: every path but those of probes and of the page needs a key; every POST counts."""
+    """ASGI middleware: every path but those of probes and of the page needs a key, whose requests count."""
 
     def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
         self._app = app
@@ -74,19 +85,24 @@ class AuthMiddleware:
         if scope["type"] != "http":
             raise RuntimeError(f"the middleware serves HTTP, not {scope['type']} connections")
         if not needs_key(scope["path"]):
-            await self._app(scope, receive, send)
+            connection: Connection | None = scope.get(CONNECTION)
+            # No key's name begins so; one address has a share of what keys have.
+            with held_for("@" if connection is None else f"@{connection.holder}"):
+                await self._app(scope, receive, send)
             return
         try:
             principal = self._authenticator.principal(_authorization(scope))
             scope[_PRINCIPAL] = principal
             if scope["method"] != "POST":
-                await self._app(scope, receive, send)
+                await self._authenticator.count(principal)
+                with held_for(principal.id):
+                    await self._app(scope, receive, send)
                 return
             # Left when the application has returned: after the reply's last byte, or the client's end.
             async with self._authenticator.admit(principal):
                 await self._app(scope, receive, send)
         except (Unauthorized, RateLimited) as error:
-            await _reply(error, scope, receive, send)
+            await refuse(error, scope, receive, send)
 
 
 def principal_of(scope: Scope) -> str:
@@ -106,12 +122,3 @@ def _authorization(scope: Scope) -> bytes:
     values = {value for name, value in scope["headers"] if name == b"authorization"}
     values |= {b"Bearer " + value for name, value in scope["headers"] if name == b"x-api-key" and value}
     return bytes(values.pop()) if len(values) == 1 else b""
-
-
-async def _reply(error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
-    headers: dict[str, str] = {}
-    if wait := retry_after(error):
-        headers["retry-after"] = wait
-    if error.status == 401:
-        headers["www-authenticate"] = "Bearer"
-    await JSONResponse(error_body(error, scope["path"]), error.status, headers)(scope, receive, send)

@@ -151,7 +151,7 @@ class GrpcAdmission(aio.ServerInterceptor):
         return self._admitted(handler, key, handler_call_details.method)
 
     def _admitted(self, handler: Any, authorization: bytes, method: str) -> Any:
-        """The handler behind all checks. A call with a streamed reply is a request that counts."""
+        """The handler behind all checks. A call with one reply counts in the minute only."""
 
         async def one(messages: AsyncIterator[bytes], context: Context) -> Any:
             CURRENT_ARRIVAL.set(Arrival(method))
@@ -184,7 +184,7 @@ class GrpcAdmission(aio.ServerInterceptor):
             CURRENT_ARRIVAL.set(Arrival(method))
             try:
                 async with (
-                    self._let_in(authorization, context, counts=False) as (holder, _),
+                    self._let_in(authorization, context, counts=None) as (holder, _),
                     aclosing(self._reflection_requests(context, holder)) as requests,
                     aclosing(handler.stream_stream(requests, context)) as replies,
                 ):
@@ -208,17 +208,23 @@ class GrpcAdmission(aio.ServerInterceptor):
 
     @asynccontextmanager
     async def _let_in(
-        self, authorization: bytes, context: Context, *, counts: bool
+        self, authorization: bytes, context: Context, *, counts: bool | None
     ) -> AsyncIterator[tuple[str, AsyncExitStack]]:
-        """Whose call it is, and what ends with it; RequestError for a wrong key or above a limit."""
+        """Whose call it is, and what ends with it; RequestError for a wrong key or above a limit.
+
+        `counts`: as a request with an answer; False, in the minute only; None, not at all.
+        """
         principal = None if self._authenticator is None else self._authenticator.principal(authorization)
         if self._connections is not None:
             self._connections.called(context.peer())
         holder = "" if principal is None else principal.id
         async with AsyncExitStack() as stack:
             stack.enter_context(self._quotas["grpc-calls"].hold(holder, 1))
-            if counts and principal is not None and self._authenticator is not None:
-                await stack.enter_async_context(self._authenticator.admit(principal))
+            if principal is not None and self._authenticator is not None:
+                if counts:
+                    await stack.enter_async_context(self._authenticator.admit(principal))
+                elif counts is not None:
+                    await self._authenticator.count(principal)
             yield holder, stack
 
     async def _reflection_requests(self, context: Context, holder: str) -> AsyncGenerator[Any]:

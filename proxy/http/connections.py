@@ -19,8 +19,8 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from triptych.base.errors import RequestError, RequestTimeout, TooLarge, Unavailable
-from triptych.proxy.http.endpoint import CONNECTION
+from triptych.base.errors import InvalidRequest, RequestError, RequestTimeout, TooLarge, Unavailable
+from triptych.proxy.http.delivery import CONNECTION, SMALL_REPLY
 from triptych.proxy.http.json_body import error_json, retry_after
 from triptych.proxy.http.peers import BadHeader, TrustedProxies, parse_header
 from triptych.proxy.quotas.quota import Hold, Quota, QuotaExceeded
@@ -89,6 +89,8 @@ logger = logging.getLogger(__name__)
 
 #: More files than this are never asked for.
 MAX_FILES = 65536
+#: After which it is first looked whether a client has taken its reply.
+_FIRST_LOOK_SECONDS = 0.005
 #: Paths of probes: they answer without a key, and even when there are too many connections.
 OPEN_PATHS = frozenset({"/health", "/ready"})
 #: Further paths that answer without a key: files that are the same for everybody.
@@ -150,6 +152,9 @@ class CountedTransport:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
+        """Nothing to a client that has gone: uvloop's transports raise where asyncio's say nothing."""
+        if self._transport.is_closing():
+            return
         self._written += len(data)
         self._transport.write(data)
 
@@ -165,9 +170,15 @@ class CountedTransport:
         slow reader would look like one that reads nothing.
         """
         queued = bytearray(4)
-        with contextlib.suppress(OSError, AttributeError):
+        # A ValueError: the descriptor of a socket that has just been closed.
+        with contextlib.suppress(OSError, AttributeError, ValueError):
             fcntl.ioctl(self._transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
         return self._written - self.unsent - int.from_bytes(queued, sys.byteorder)
+
+    @property
+    def behind(self) -> int:
+        """Bytes that were written and that the client's system has not acknowledged."""
+        return self._written - self.taken
 
 
 class LimitedConnection(HttpToolsProtocol):
@@ -205,6 +216,14 @@ class LimitedConnection(HttpToolsProtocol):
         #: Beginning of the current window of a reply's leaving, and the bytes that had been taken then.
         self._unsent_since: float | None = None
         self._taken = 0
+        #: How many requests wait until the client has caught up.
+        self._waiting = 0
+
+    @property
+    def holder(self) -> str:
+        """Whose connection it is before its key is known: its address, or empty where that has no bound."""
+        hold = None if self._place is None else self._place.hold
+        return "" if hold is None else hold.holder
 
     @property
     def unsent(self) -> int:
@@ -222,6 +241,20 @@ class LimitedConnection(HttpToolsProtocol):
             self.transport.set_write_buffer_limits(high=0)
             await self.flow.drain()
             self.transport.set_write_buffer_limits(high=HIGH_WATER_LIMIT)
+
+    async def caught_up(self) -> None:
+        """Returns once all but a small reply has been acknowledged, or at the connection's end.
+
+        The kernel tells nobody when its buffers empty, so it is asked, and ever less often.
+        """
+        pause = _FIRST_LOOK_SECONDS
+        self._waiting += 1
+        try:
+            while not self.transport.is_closing() and self._counted.behind > SMALL_REPLY:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, self.limits.sweep_seconds)
+        finally:
+            self._waiting -= 1
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._counted = CountedTransport(transport)
@@ -296,7 +329,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     def sweep(self, now: float) -> None:
         """Ends the connection when it has waited too long for its client."""
-        if self.transport.is_closing() or self.flow.write_paused:
+        if self.transport.is_closing() or self.flow.write_paused or self._waiting:
             self._sweep_unsent(now)
             return
         self._unsent_since = None
@@ -336,13 +369,23 @@ class LimitedConnection(HttpToolsProtocol):
         """Closes, with a reply when none has begun."""
         cycle = self.cycle
         if cycle is None or self._head_begun or not cycle.response_started:
-            body = error_json(error)
-            head = [STATUS_LINE[error.status], b"content-type: application/json\r\nconnection: close\r\n"]
-            if wait := retry_after(error):
-                head.append(b"retry-after: %s\r\n" % wait.encode())
-            head.append(b"content-length: %d\r\n\r\n" % len(body))
-            self.transport.write(b"".join([*head, body]))
+            self._write_error(error)
         self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is refused as all else is; nothing is written into a reply that has begun."""
+        cycle = self.cycle
+        if cycle is None or not cycle.response_started or cycle.response_complete:
+            self._write_error(InvalidRequest("this is no request of HTTP/1.1: use a client that speaks it"))
+        self.transport.close()
+
+    def _write_error(self, error: RequestError) -> None:
+        body = error_json(error)
+        head = [STATUS_LINE[error.status], b"content-type: application/json\r\nconnection: close\r\n"]
+        if wait := retry_after(error):
+            head.append(b"retry-after: %s\r\n" % wait.encode())
+        head.append(b"content-length: %d\r\n\r\n" % len(body))
+        self.transport.write(b"".join([*head, body]))
 
 
 class Busy:

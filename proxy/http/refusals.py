@@ -9,11 +9,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 import msgspec
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from triptych.base.errors import printable
+from triptych.base.errors import RequestError, printable
 from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.http.connections import OPEN_PATHS
+from triptych.proxy.http.json_body import error_body, retry_after
 
 
 @dataclass(slots=True)
@@ -131,3 +133,13 @@ def _code(body: bytes) -> str:
         return str(msgspec.json.decode(body)["error"]["code"])
     except (msgspec.MsgspecError, KeyError, TypeError, UnicodeDecodeError):
         return "no code"
+
+
+async def refuse(error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Sends an error, in the shape of its path's API, before the request is read."""
+    headers: dict[str, str] = {}
+    if wait := retry_after(error):
+        headers["retry-after"] = wait
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    await JSONResponse(error_body(error, scope["path"]), error.status, headers)(scope, receive, send)

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -22,6 +22,17 @@ RETRY_AFTER = 2.0
 #: For whom the running code holds: the principal's id, empty where no keys are in use. It follows the task of
 #: a request.
 HOLDER: ContextVar[str] = ContextVar("holder", default="")
+
+
+@contextlib.contextmanager
+def held_for(holder: str) -> Iterator[None]:
+    """What the block holds is the holder's."""
+    before = HOLDER.get()
+    HOLDER.set(holder)
+    try:
+        yield
+    finally:
+        HOLDER.set(before)
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,11 +190,38 @@ async def test_requests_above_the_rate_are_429_with_the_time_to_wait(cluster: Fa
     assert error["message"].startswith("requests-per-minute: ")
     assert 50 < int(headers["retry-after"]) <= 60
     assert (await raw_post(cluster.port, HELLO, _bearer(ALICE)))[0] == 200
-    # What costs nothing is not counted.
-    assert await _get(cluster, "/v1/models", **_bearer(BOB)) == 200
     assert cluster.metrics.registry.get_sample_value(
         "triptych_refusals_total", {"reason": "requests-per-minute"}
     )
+
+
+async def test_gets_and_unary_calls_count_towards_the_minute_and_probes_and_reflection_do_not(cluster):
+    async with make_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
+        stub = proxy_pb2_grpc.ProxyServiceStub(channel)
+        metadata = (("authorization", f"Bearer {BOB}"),)
+        for path in ("/health", "/ready", "/docs"):
+            assert await _get(cluster, path, **_bearer(BOB)) == 200
+        assert await _get(cluster, "/v1/models", **_bearer(BOB)) == 200
+        await stub.ListModels(proxy_pb2.ListModelsRequest(), metadata=metadata, timeout=20)
+        assert await _get(cluster, "/v1/models", **_bearer(BOB)) == 429
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.ListModels(proxy_pb2.ListModelsRequest(), metadata=metadata, timeout=20)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await raw_post(cluster.port, HELLO, _bearer(BOB)))[0] == 429
+        assert await _get(cluster, "/v1/models", **_bearer(ALICE)) == 200
+
+
+async def test_gets_are_answered_while_a_key_has_no_place_and_no_token_left(cluster: FakeCluster):
+    cluster.pd_workers[0].pause_at = 1
+    asked = asyncio.create_task(raw_post(cluster.port, HELLO, _bearer(ALICE)))
+    await until(lambda: cluster.pd_workers[0].requests)
+    assert await _get(cluster, "/v1/models", **_bearer(ALICE)) == 200
+    cluster.pd_workers[0].pause_at = None
+    cluster.pd_workers[0].gate.set()
+    assert (await asked)[0] == 200
+    assert (await raw_post(cluster.port, HELLO, _bearer(CAROL)))[0] == 200
+    assert (await raw_post(cluster.port, HELLO, _bearer(CAROL)))[0] == 429
+    assert await _get(cluster, "/v1/models", **_bearer(CAROL)) == 200
 
 
 async def test_tokens_of_a_reply_count_against_its_key(cluster: FakeCluster):

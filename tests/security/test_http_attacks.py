@@ -10,11 +10,11 @@ import zlib
 from support.hostile.attacks import GOOD, MODEL, Target, statuses
 
 BODY = json.dumps({"model": MODEL, "messages": GOOD, "max_tokens": 1}).encode()
-SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
+SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def request(*lines: str, body: bytes = b"", path: str = "/v1/chat/completions") -> bytes:
-    head = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", *lines]
+    head = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *lines]
     return ("\r\n".join(head) + "\r\n\r\n").encode("latin-1") + body
 
 
@@ -53,11 +53,11 @@ NO_HTTP = {
     "random bytes": bytes(range(256)) * 20,
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9),
-    "an unknown method": b"BREW /v1/chat/completions HTTP/1.1\r\nHost: x\r\n\r\n",
-    "CONNECT": b"CONNECT 169.254.169.254:80 HTTP/1.1\r\nHost: x\r\n\r\n",
-    "a path of other bytes": b"GET /\xff\xfe\x00 HTTP/1.1\r\nHost: x\r\n\r\n",
+    "an unknown method": b"BREW /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "CONNECT": b"CONNECT 169.254.169.254:80 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a path of other bytes": b"GET /\xff\xfe\x00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "version 0.9": b"GET /v1/models\r\n",
-    "version 9": b"GET /v1/models HTTP/9.9\r\nHost: x\r\n\r\n",
+    "version 9": b"GET /v1/models HTTP/9.9\r\nHost: localhost\r\n\r\n",
     "only a head's beginning": b"POST /v1/chat/completions HTTP/1.1\r\nHo",
 }
 
@@ -86,22 +86,24 @@ PATHS += ["/%00", "/v1/models/%2e%2e%2f%2e%2e%2fetc%2fpasswd", "/admin", "/debug
 
 def test_a_path_reaches_no_file(target: Target) -> None:
     for path in PATHS:
-        reply = target.raw(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        reply = target.raw(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
         assert statuses(reply) == [404], path
         assert b"root:" not in reply
 
 
-def test_the_host_header_decides_nothing(target: Target) -> None:
+def test_the_host_header_opens_nothing(target: Target) -> None:
     for host in ("", "evil.example", "127.0.0.1:1@evil", "x/v1/models?", "a" * 5000):
         head = f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
         reply = target.raw(head.encode())
-        assert set(statuses(reply)) <= {200, 400}, host
+        assert set(statuses(reply)) <= {200, 400, 403}, host
         assert b"evil" not in reply
 
 
 def test_ten_thousand_headers_do_no_harm(target: Target) -> None:
     lines = "".join(f"X-{index}: {index}\r\n" for index in range(10_000))
-    reply = target.raw(f"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{lines}\r\n".encode())
+    reply = target.raw(
+        f"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{lines}\r\n".encode()
+    )
     assert set(statuses(reply)) <= {200, 431}
 
 
@@ -127,8 +129,8 @@ def test_a_compressed_body_is_never_inflated(target: Target) -> None:
 
 
 def test_pipelined_requests_are_answered_in_order(target: Target) -> None:
-    one = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-    last = b"GET /v1/nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    one = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    last = b"GET /v1/nothing HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     assert statuses(target.raw(one * 50 + last, finish=False)) == [200] * 50 + [404]
 
 

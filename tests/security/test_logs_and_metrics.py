@@ -36,7 +36,9 @@ def test_no_log_holds_prompts_answers_media_salts_or_keys(target: Target) -> Non
         {"messages": [{"role": "user", "content": CANARY}], "response_format": {"type": CANARY}},
     ):
         assert 400 <= target.chat(bad)[0] < 500
-    target.raw(f"GET /{CANARY}?key={CANARY} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    target.raw(
+        f"GET /{CANARY}?key={CANARY} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+    )
     assert CANARY not in target.cluster.log.read_text(errors="replace")
     assert "iVBORw0KGgo" not in target.cluster.log.read_text(errors="replace")
 
@@ -47,7 +49,8 @@ def test_a_name_with_a_line_end_makes_no_line_of_its_own(target: Target) -> None
         {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}, X_Request_Id="a\tb" + "c" * 500
     )
     for name in (b"a\x1b[2Jb", b"a b", b"x" * 4000, b"\xff\xfe"):
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Request-Id: %s\r\n"
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        head += b"X-Request-Id: %s\r\n"
         reply = target.raw(head % name + b"Content-Length: 2\r\n\r\n{}")
         assert set(statuses(reply)) <= {400, 431}
         assert name not in reply
@@ -66,7 +69,9 @@ def test_no_clients_word_becomes_a_label(target: Target) -> None:
         for index in range(30):
             target.chat({"messages": [{"role": "user", "content": "x"}], "model": f"{mark}{index}"})
             target.chat({"messages": [{"role": mark, "content": "x"}], "user": f"{mark}{index}"})
-            target.raw(f"{'GET'} /{mark}{index} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+            target.raw(
+                f"{'GET'} /{mark}{index} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+            )
 
     storm("zzmark")
     before = series(target)

@@ -6,6 +6,7 @@ TriptychError
     ├── InvalidRequest   400  the client's input; `param` names the field
     │   └── ContextTooLong    prompt and output above a model length
     ├── Unauthorized     401  the API key is missing or opens nothing
+    ├── Forbidden        403  a foreign page or host, where no keys are in use
     ├── RequestTimeout   408  the request itself does not arrive
     ├── TooLarge         413  a limit on size
     ├── Overloaded       429  try again after `retry_after` seconds
@@ -74,6 +75,12 @@ class Unauthorized(RequestError):
     status = 401
     code = "invalid_api_key"
     grpc_status = "UNAUTHENTICATED"
+
+
+class Forbidden(RequestError):
+    status = 403
+    code = "forbidden"
+    grpc_status = "PERMISSION_DENIED"
 
 
 class NotFound(InvalidRequest):

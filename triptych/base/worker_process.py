@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import grpc
 import msgspec
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -57,6 +59,13 @@ class HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]  # it has
         if (load := self._loads.get(request.service)) is not None:
             context.set_trailing_metadata(((LOAD_HEADER, msgspec.json.encode(load())),))
         return await super().Check(request, context)
+
+    async def List(
+        self, request: health_pb2.HealthListRequest, context: aio.ServicerContext[Any, Any]
+    ) -> health_pb2.HealthListResponse:
+        """Refused: it would tell incarnations, and left out it is a traceback in the log for each call."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "use Check: this server lists no services")
+        raise AssertionError("unreachable")
 
 
 class Health:

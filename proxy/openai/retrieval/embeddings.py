@@ -14,7 +14,8 @@ from msgspec import Meta
 from triptych.base.errors import InvalidRequest
 from triptych.proxy.call.chat import ChatCall, Done, PoolingOptions
 from triptych.proxy.call.pooled import MAX_INPUTS, input_calls, pool_all, pooled_call, vector_of
-from triptych.proxy.http.endpoint import CURRENT_DELIVERY, HttpReply
+from triptych.proxy.http.delivery import CURRENT_DELIVERY
+from triptych.proxy.http.endpoint import HttpReply
 from triptych.proxy.http.json_body import decode_body, to_json
 from triptych.proxy.openai.chat.endpoint import CallEndpoint
 from triptych.proxy.openai.chat.request import ChatBody, Messages, call_of

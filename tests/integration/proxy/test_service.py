@@ -224,3 +224,48 @@ async def test_pages_of_allowed_origins_may_call_it_and_others_may_not(store, st
                 assert reply.status == 200
                 assert reply.headers["Access-Control-Allow-Origin"] == headers["Origin"]
         terminate()
+
+
+async def _statuses(port: int, host: str, headers: dict[str, str]) -> tuple[int, int, int]:
+    """Of /ready, of a list of models, and of a question."""
+    url = f"http://{host}:{port}"
+    async with aiohttp.ClientSession(headers=headers) as http:
+        async with http.get(f"{url}/ready") as ready, http.get(f"{url}/v1/models") as models:
+            pass
+        async with http.post(f"{url}/v1/chat/completions", json=QUESTION) as asked:
+            return ready.status, models.status, asked.status
+
+
+FOREIGN = [
+    {"Host": "evil.example"},
+    {"Host": "10.42.0.7:8000"},
+    {"Host": "triptych-proxy.models.svc:8000"},
+    {"Origin": "https://evil.example"},
+    {"Origin": "null"},
+]
+
+
+async def test_without_keys_on_loopback_a_foreign_host_or_page_reaches_the_probes_only(store, store_url):
+    names = "chat.example"
+    async with running_service(store, store_url, allowed_hosts=names) as proxy:
+        await proxy.knows_the_worker()
+        for headers in FOREIGN:
+            assert await _statuses(proxy.port, proxy.host, headers) == (200, 403, 403), headers
+        for headers in (
+            {},
+            {"Host": f"localhost:{proxy.port}"},
+            {"Host": names, "Origin": f"https://{names}"},
+        ):
+            assert await _statuses(proxy.port, proxy.host, headers) == (200, 200, 200), headers
+        terminate()
+
+
+@pytest.mark.parametrize("keys", [True, False], ids=["with keys", "for other machines"])
+async def test_other_proxies_answer_by_pod_ip_and_service_name(store, store_url, keys):
+    options = {"api_key": "k" * 32} if keys else OPEN
+    async with running_service(store, store_url, **options) as proxy:
+        await proxy.knows_the_worker()
+        key = {"Authorization": f"Bearer {'k' * 32}"} if keys else {}
+        for headers in FOREIGN:
+            assert await _statuses(proxy.port, proxy.host, headers | key) == (200, 200, 200), headers
+        terminate()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import os
-import re
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
+from support.hostile.bounds import bounds_below
 from support.hostile.quota_scenarios import RETRIEVAL, SCENARIOS
 from support.hostile.two_tenants import two_tenants
 from support.waiting import until
@@ -75,39 +74,17 @@ def test_every_scenario_is_of_a_quota() -> None:
 #: What bounds a number or makes others wait, outside the quotas: by file and name, why it is no budget.
 NO_BUDGETS = {
     ("admission.py", "Overloaded"): "backpressure of lost embeddings, and the media's budget",
-    ("http/endpoint.py", "ThreadPoolExecutor"): "the thread of the quota `parser`",
     ("media/connection.py", "TCPConnector"): "of one fetch",
     ("media/spool.py", "Semaphore"): "of one request",
     ("openai/completions/endpoint.py", "Queue"): "of one request",
+    ("parsing/parsers.py", "ThreadPoolExecutor"): "the thread of the quota `parser`",
     ("requests/request.py", "Overloaded"): "of one stream: its client does not read, its worker goes on",
 }
-_BOUNDS = re.compile(r"(Bounded)?Semaphore|\w*PoolExecutor|CapacityLimiter|Overloaded|TCPConnector")
-_QUEUES = re.compile(r"\w*Queue")
-#: Of this project, without a size.
-OWN_QUEUES = {"OutputQueue", "ChoiceQueue", "JobQueue"}
 PROXY = Path(__file__).parents[3] / "proxy"
 
 
-def bounds(source: str) -> set[str]:
-    """The names in a source whose calls make a bound."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Call):
-            continue
-        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        sized = bool(node.args) or any(word.arg == "maxsize" for word in node.keywords)
-        if _BOUNDS.fullmatch(name) or (_QUEUES.fullmatch(name) and sized and name not in OWN_QUEUES):
-            found.add(name)
-    return found
-
-
 def test_no_budget_of_the_proxy_is_outside_its_table() -> None:
-    found = {
-        (str(path.relative_to(PROXY)), name)
-        for path in PROXY.rglob("*.py")
-        if path.parent.name != "quotas"
-        for name in bounds(path.read_text())
-    }
+    found = {(path, name) for path, name in bounds_below(PROXY) if not path.startswith("quotas/")}
     assert found == set(NO_BUDGETS), "make it a QuotaSpec, or say in NO_BUDGETS why it is none"
 
 

@@ -251,7 +251,7 @@ class Faults:
             {"messages": case.client_messages(), "max_tokens": 400, "stream": True, "ignore_eos": True}
         ).encode()
         where = urlsplit(self._clients._url)
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         for _ in range(3):
             opening = asyncio.open_connection(where.hostname, where.port)
             reader, writer = await within("a connection to the proxy", opening)

@@ -39,7 +39,8 @@ from triptych.proxy.grpc.admission import GrpcAdmission, add_reflection, server_
 from triptych.proxy.grpc.connections import GrpcConnections
 from triptych.proxy.grpc.server import ProxyServicer, parses_of
 from triptych.proxy.http.connections import ConnectionLimits
-from triptych.proxy.http.endpoint import BodyMiddleware, DeliveryMiddleware
+from triptych.proxy.http.delivery import DeliveryMiddleware
+from triptych.proxy.http.endpoint import BodyMiddleware
 from triptych.proxy.http.peers import TrustedProxies
 from triptych.proxy.http.refusals import RefusalMiddleware, Refusals
 from triptych.proxy.http.server import HttpServer, bind
@@ -294,7 +295,7 @@ async def raw_post(
 ) -> tuple[int, dict[str, str], bytes]:
     """One POST on a connection of its own: status, headers, body."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    lines = {"Host": "x", "Content-Length": str(len(body)), "Connection": "close", **(headers or {})}
+    lines = {"Host": "localhost", "Content-Length": str(len(body)), "Connection": "close", **(headers or {})}
     head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in lines.items())
     writer.write(head.encode() + b"\r\n" + body)
     await writer.drain()

@@ -106,6 +106,11 @@ class ProxyConfig(ServiceConfig):
     allowed_origins: str = flag(
         "", "comma-separated origins whose pages browsers let call this server (CORS); * for any"
     )
+    allowed_hosts: str = flag(
+        "",
+        "comma-separated host names to which a proxy without API keys on loopback answers, beside this "
+        "machine's own; * for any",
+    )
     api_key: str = flag(
         "", "API key that clients must send; several separated by commas", secret=True, joined=True
     )

@@ -18,7 +18,7 @@ from triptych.store.sockets import StoreAddress
 C = TypeVar("C", BulkReader, BulkWriter)
 
 #: Bulk connections for reads, and for writes. More are not faster: one server thread answers them.
-_BULK_CONNECTIONS = 8
+BULK_CONNECTIONS = 8
 
 
 class Server:
@@ -27,8 +27,8 @@ class Server:
     def __init__(self, address: StoreAddress, timeout: float) -> None:
         self.address = address
         self.control = Control(address, timeout)
-        self._readers = BulkPool(lambda: BulkReader.open(address), _BULK_CONNECTIONS, timeout)
-        self._writers = BulkPool(lambda: BulkWriter.open(address), _BULK_CONNECTIONS, timeout)
+        self._readers = BulkPool(lambda: BulkReader.open(address), BULK_CONNECTIONS, timeout)
+        self._writers = BulkPool(lambda: BulkWriter.open(address), BULK_CONNECTIONS, timeout)
 
     async def read(
         self, nbytes: int, use: Callable[[BulkReader], Awaitable[T]], *, asking: bool = False

@@ -1,0 +1,33 @@
+"""The budgets of the embeddings' way: the store, and the port from which PD workers fetch."""
+
+from __future__ import annotations
+
+from triptych.base.budgets import Budget
+from triptych.ec_connector.connectors.output_server import MAX_CONNECTIONS
+from triptych.store.topology.topology import BULK_CONNECTIONS
+
+BUDGETS: tuple[Budget, ...] = (
+    Budget(
+        "store",
+        "bytes of embeddings",
+        "the store's `maxmemory`",
+        "order",
+        "the least recently used are evicted, and encoded again on demand",
+        flag="--store-memory",
+    ),
+    Budget(
+        "store connections",
+        "transfers at once from one process",
+        f"{BULK_CONNECTIONS}",
+        "order",
+        "they wait, within their deadline",
+        made=("store/bulk.py: Semaphore",),
+    ),
+    Budget(
+        "data port",
+        "connections to one encoder worker",
+        f"{MAX_CONNECTIONS}",
+        "order",
+        "closed; the embedding comes by the store",
+    ),
+)

@@ -1,0 +1,104 @@
+"""The budgets of a PD worker."""
+
+from __future__ import annotations
+
+from triptych.base.budgets import Budget
+from triptych.pd_worker.server import MAX_QUERIES, MAX_WAITING
+from triptych.pd_worker.worker import INPUT_THREADS
+
+BUDGETS: tuple[Budget, ...] = (
+    Budget(
+        "requests",
+        "requests that are not finished",
+        f"{MAX_WAITING} beyond `--max-num-seqs`",
+        "share",
+        "429: an equal part for each tenant once all are taken, then elsewhere or later",
+        made=("server.py: Overloaded",),
+    ),
+    Budget(
+        "input threads",
+        "prompts rendered, tokenised and checked at once",
+        f"{INPUT_THREADS} threads",
+        "turns",
+        "they wait",
+        made=("worker.py: ThreadPoolExecutor",),
+    ),
+    Budget(
+        "queries",
+        "questions of `/tokenize`, `/detokenize` and counts that wait",
+        f"{MAX_QUERIES}",
+        "share",
+        "429",
+        made=("server.py: Overloaded",),
+    ),
+    Budget(
+        "query thread",
+        "questions answered at once",
+        "1 thread",
+        "turns",
+        "they wait",
+        made=("worker.py: ThreadPoolExecutor",),
+    ),
+    Budget(
+        "slots",
+        "requests that run at once",
+        "",
+        "turns",
+        "they wait; a tenant without any in the batch gets the place of the tenant with the most",
+        flag="--max-num-seqs",
+    ),
+    Budget(
+        "step tokens",
+        "tokens of one step",
+        "512 on a CPU, 8,192 on a GPU; half of it for prompts while others decode",
+        "turns",
+        "prompts are prefilled in chunks",
+        flag="--max-num-batched-tokens",
+    ),
+    Budget(
+        "KV blocks",
+        "keys and values",
+        "what `--device-memory` leaves",
+        "turns",
+        "the latest request of the tenant with the most is preempted, and recomputed or swapped in later",
+        flag="--kv-memory",
+    ),
+    Budget(
+        "item reservations",
+        "embeddings of admitted requests",
+        "an eighth of what is left beside the weights",
+        "turns",
+        "they wait for room; one request's items that are larger: 400",
+        flag="--encoder-cache-memory",
+    ),
+    Budget(
+        "recurrent states",
+        "slots of recurrent layers, and snapshots",
+        "a quarter of what is left for states and KV blocks",
+        "turns",
+        "they wait; the least recently used snapshot gives way",
+        flag="--state-memory",
+    ),
+    Budget(
+        "swapped blocks",
+        "host memory of preempted requests, with `--preemption swap`",
+        "",
+        "order",
+        "a preempted request is recomputed",
+        flag="--swap-memory",
+    ),
+    Budget(
+        "vLLM's copies",
+        "items verified at once for a vLLM engine",
+        "2",
+        "order",
+        "they wait",
+        made=("vllm/calls.py: Semaphore",),
+    ),
+)
+#: Flags with a bound's name that are limits of one request, or facts of the machine: by field, why.
+NO_BUDGETS = {
+    "device_memory": "what the others are taken from",
+    "max_model_len": "of one request",
+    "limit_mm_per_prompt": "of one request",
+}
