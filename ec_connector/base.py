@@ -64,10 +64,14 @@ class HasFeatures(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EncoderOutput:
-    """An item's encoder output: `data` is [plan.rows, plan.width] of plan.dtype, contiguous."""
+    """An item's encoder output: `data` is [plan.rows, plan.width] of plan.dtype, contiguous.
+
+    `tenant` is the digest of whom it is saved for; empty for nobody.
+    """
 
     plan: ItemPlan
     data: torch.Tensor
+    tenant: str = ""
 
 
 #: The worker's map from mm_hash to encoder output; the scheduler alone decides what enters and leaves it.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 _REMEMBERED = 256
 
 
-class Place(enum.Enum):
+class DecodePlace(enum.Enum):
     """What a decode runs in."""
 
     #: A thread, for what is cheap: nothing can end it.
@@ -24,7 +24,7 @@ class Place(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class _Running:
     tenant: str
-    place: Place
+    place: DecodePlace
     since: float
 
 
@@ -48,31 +48,31 @@ class DecodePlaces:
     def __len__(self) -> int:
         return len(self._running)
 
-    def capacity(self, place: Place) -> int:
+    def capacity(self, place: DecodePlace) -> int:
         """How many decodes of a kind may run at once."""
-        return self._threads * (1 if place is Place.THREAD else 2)
+        return self._threads * (1 if place is DecodePlace.THREAD else 2)
 
     @property
     def total(self) -> int:
         """How many of all kinds may run at once."""
-        return sum(map(self.capacity, Place))
+        return sum(map(self.capacity, DecodePlace))
 
-    def used(self, place: Place) -> int:
+    def used(self, place: DecodePlace) -> int:
         return sum(each.place is place for each in self._running.values())
 
-    def bound(self, tenant: str, place: Place) -> int:
+    def bound(self, tenant: str, place: DecodePlace) -> int:
         """Places of a kind that the tenant may have, while the others have what they have."""
-        if place is Place.THREAD:
+        if place is DecodePlace.THREAD:
             return self._threads
         others = self.used(place) - self._own(tenant, place)
         return min(self._threads, (self.capacity(place) - others + 1) // 2)
 
-    def may_begin(self, tenant: str, place: Place) -> bool:
+    def may_begin(self, tenant: str, place: DecodePlace) -> bool:
         """Whether there is a place for a decode of the tenant."""
         free = self.used(place) < self.capacity(place)
         return free and self._own(tenant, place) < self.bound(tenant, place)
 
-    def _own(self, tenant: str, place: Place) -> int:
+    def _own(self, tenant: str, place: DecodePlace) -> int:
         return sum(each.place is place and each.tenant == tenant for each in self._running.values())
 
     def seconds(self, tenant: str, now: float) -> float:
@@ -81,7 +81,7 @@ class DecodePlaces:
         had = self._seconds.get(tenant, 0.0)
         return (had if running else max(had, self._level)) + sum(now - since for since in running)
 
-    def begin(self, decode: Hashable, tenant: str, place: Place, now: float) -> None:
+    def begin(self, decode: Hashable, tenant: str, place: DecodePlace, now: float) -> None:
         """A decode has a place from now until `end`."""
         level = self.seconds(tenant, now)
         if not any(each.tenant == tenant for each in self._running.values()):

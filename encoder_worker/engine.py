@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -48,6 +48,8 @@ class TowerItem:
     needed: Callable[[], bool]
     #: The trace that it is recorded in, for logs; empty where it is in none.
     trace_id: str = ""
+    #: The digest of the tenant that it is saved for; empty for nobody.
+    tenant: str = ""
 
     @property
     def log_extra(self) -> dict[str, object]:
@@ -312,6 +314,7 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
         if isinstance(result, Exception) or result is None:
             self._report(Encoded(key, seconds, error=result or InternalError("the tower gave no output")))
             return
+        result = replace(result, tenant=item.tenant)
         self._outputs[key] = result
         saving = item.needed()
         self._report(Encoded(key, seconds, output=result, saving=saving, work=work))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from triptych.encoder_worker.decode_places import DecodePlaces, Place
+from triptych.encoder_worker.decode_places import DecodePlace, DecodePlaces
 
 
 class Stage(enum.Enum):
@@ -50,9 +50,9 @@ class EncoderItem:
     placed: bool = field(default=False, init=False)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> DecodePlace:
         """What it is decoded in."""
-        return Place.PROCESS if self.heavy else Place.THREAD
+        return DecodePlace.PROCESS if self.heavy else DecodePlace.THREAD
 
     @property
     def planned(self) -> bool:
@@ -225,11 +225,11 @@ class EncoderScheduler(Generic[Item]):
 
     def next_errand(self, now: float) -> Errand | None:
         """The errand to begin now: of the tenant with the least seconds, then by arrival."""
-        able = [errand for errand in self._errands if self.places.may_begin(errand.tenant, Place.INDEX)]
+        able = [errand for errand in self._errands if self.places.may_begin(errand.tenant, DecodePlace.INDEX)]
         errand = min(able, key=lambda each: self.places.seconds(each.tenant, now), default=None)
         if errand is not None:
             del self._errands[errand]
-            self.places.begin(errand, errand.tenant, Place.INDEX, now)
+            self.places.begin(errand, errand.tenant, DecodePlace.INDEX, now)
         return errand
 
     def next_preparation(self, now: float = 0.0) -> Item | None:

@@ -23,6 +23,8 @@ from triptych.models.base import DecoderSide
 from triptych.models.checkpoint.quantized import check_decoder
 from triptych.models.checkpoint.support import check_supported, required_by_flags
 from triptych.models.identity import ModelIdentity
+from triptych.models.weights.kernel_report import Capabilities, KernelUse, choice_of, kernels_in_use
+from triptych.pd_worker.attention.attention import backend_on
 from triptych.pd_worker.core.admission import Admission, SchedulerLimits
 from triptych.pd_worker.core.encoder_cache import EncoderCache
 from triptych.pd_worker.core.items.tracker import ItemTracker
@@ -235,6 +237,9 @@ def build_engine(
     runner = _build_runner(config, decoder, ranks)
     metrics.ranks.set(config.tensor_parallel)
     metrics.parameter_bytes.set(runner.parameter_bytes)
+    for use in _kernels(config, decoder):
+        logger.info("kernel of %s", use)
+        metrics.kernel.labels(model_name or config.served_model_name, use.part, use.kernel, use.why).set(1)
     engine = Engine(
         _build_scheduler(config, decoder, connector),
         runner,
@@ -249,6 +254,18 @@ def build_engine(
         if ranks is not None:
             ranks.build(config, transfer, engine.wake)
     return engine
+
+
+def _kernels(config: PDConfig, decoder: DecoderSide) -> tuple[KernelUse, ...]:
+    return kernels_in_use(
+        Capabilities.of_this(),
+        device=decoder.device.type,
+        dtype=decoder.dtype,
+        attention=backend_on(decoder.device, config.attention_backend),
+        linear=config.linear_kernel,
+        quantization=config.quantization,
+        chosen=choice_of(decoder.module),
+    )
 
 
 def _build_scheduler(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 
 from triptych.base.errors import RETRY_AFTER, DeadlineExceeded, Overloaded, Unavailable
@@ -33,6 +33,8 @@ WINDOW_SECONDS = 30.0
 MAX_RE_ENCODE_SHARE = 0.10
 #: Fewer losses than this refuse nothing: they say too little about the pace of the PD workers.
 MIN_LOSSES = 4
+#: Characters of a Submit that is handed over before the call's other choices are made.
+LARGE_SUBMIT = 64 << 10
 #: Outputs that wait for the reader of a reply in one piece, which is woken for none of them alone.
 WHOLE_BATCH = 64
 
@@ -138,8 +140,11 @@ class RequestAdmission:
         for item in first.split.items:
             params.setdefault(item.mm_hash, item.param)
             titles.setdefault(item.mm_hash, item.title)
+        # Each choice is a message of its own: large ones go one after another.
+        one_by_one = asyncio.Lock() if first.submit_size > LARGE_SUBMIT else nullcontext()
         for request in choices.requests:
             request.binding, request.split = first.binding, first.split
+            request.sending = one_by_one
         return Fetched(params, self._clock() - started, tuple(titles.values()))
 
     def check_length(self, model: str, characters: int, param: str) -> None:

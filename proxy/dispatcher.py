@@ -101,6 +101,7 @@ class Dispatcher:
             epoch=lambda: (pool.epoch, store.clock_jumps),
             on_ready=self._recorder.encoded,
             pd_idle=lambda: self._router.idle,
+            shared=self.quotas.shared,
         )
         self.prompts = PromptWork()
         self.backpressure = Backpressure(flow_control=flow_control)

@@ -125,7 +125,14 @@ class StoreSaves:
                 return
             async with asyncio.timeout(config.save_timeout):
                 store = await self._client.store()
-                await store.save(entry.plan, body, ttl=config.ttl, damaged_digest=damaged_digest, head=head)
+                await store.save(
+                    entry.plan,
+                    body,
+                    ttl=config.ttl,
+                    damaged_digest=damaged_digest,
+                    head=head,
+                    tenant=entry.tenant,
+                )
         except TimeoutError:
             self._fail(mm_hash, f"not stored within {config.save_timeout:g} s")
         except TriptychError as error:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from triptych.base.types import Options
-from triptych.encoder_worker.decode_places import Place
+from triptych.encoder_worker.decode_places import DecodePlace
 from triptych.encoder_worker.engine import EncoderEngine
 from triptych.encoder_worker.jobs.job import EncodeJob
 from triptych.encoder_worker.jobs.table import JobMetrics
@@ -43,7 +43,7 @@ class ErrandPlaces:
             yield
         finally:
             self._scheduler.drop_errand(errand)
-            self._metrics.decoded(self._scheduler.decoded(errand, time.monotonic()), Place.INDEX)
+            self._metrics.decoded(self._scheduler.decoded(errand, time.monotonic()), DecodePlace.INDEX)
             self._changed.set()
 
 

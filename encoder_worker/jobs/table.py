@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from triptych.base.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestError, Unavailable
 from triptych.base.metrics import EncoderMetrics
-from triptych.encoder_worker.decode_places import DecodePlaces, Place
+from triptych.encoder_worker.decode_places import DecodePlace, DecodePlaces
 from triptych.encoder_worker.engine import BatchDone
 from triptych.encoder_worker.job_spec import JobSpec
 from triptych.encoder_worker.jobs.job import EncodeJob, Failed, JobEvent, JobTrace, Ready, StreamTrace, Waiter
@@ -52,7 +52,7 @@ class JobMetrics:
         """Counts a job whose embedding was in the store already."""
         self._metrics.already_stored.inc()
 
-    def decoded(self, seconds: float, place: Place) -> None:
+    def decoded(self, seconds: float, place: DecodePlace) -> None:
         """Counts a decode that has ended, for whatever reason."""
         self._metrics.decode_seconds.labels(self._model_name, place.value).inc(seconds)
 
@@ -62,7 +62,7 @@ class JobMetrics:
 
     def places(self, places: DecodePlaces) -> None:
         """Sets the gauges of decodes under way."""
-        for place in Place:
+        for place in DecodePlace:
             self._metrics.decodes.labels(self._model_name, place.value).set(places.used(place))
 
     def failed(self, error: RequestError) -> None:

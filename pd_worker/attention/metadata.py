@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 from collections import Counter
@@ -122,6 +123,9 @@ def _zeros(shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: to
     if device.type != "cpu" or not count:
         return torch.zeros(shape, dtype=dtype, device=device)
     pages = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # In pages of 2 MiB where the system has them: each step reads all keys and values of its sequences.
+    with contextlib.suppress(AttributeError, OSError):
+        pages.madvise(mmap.MADV_HUGEPAGE)
     parts, blocks, size, heads, dim = shape
     by_head = torch.frombuffer(pages, dtype=dtype, count=count).view(parts, heads, blocks, size, dim)
     return by_head.permute(0, 2, 3, 1, 4)

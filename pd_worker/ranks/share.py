@@ -14,6 +14,7 @@ from triptych.base.ranks.process_group import check_ranks, device_of
 from triptych.models.base import DecoderSide
 from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.models.registry import load_decoder, resolve_device, resolve_dtype
+from triptych.models.weights.product_choice import choose_products
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.runner.memory_profile import size_kv_memory
 
@@ -63,6 +64,7 @@ def load_share(config: PDConfig, rank: int) -> DecoderSide:
         parallel=parallel,
     )
     use_threads(decoder_threads_of_rank(config, decoder.geometry.hidden_size))
+    choose_products(decoder.module, config.linear_kernel)
     return decoder
 
 

@@ -25,6 +25,7 @@ from triptych.pd_worker.vllm.http.client import ANSWER_SECONDS, EngineInfo, VLLM
 _NATIVE = {
     "quantization": "the weights are vLLM's",
     "attention_backend": "give vLLM's --attention-backend",
+    "linear_kernel": "its products are vLLM's",
     "decode_graphs": "give vLLM's --enforce-eager or nothing",
     "preemption": "vLLM computes again",
     "max_num_batched_tokens": "give vLLM's --max-num-batched-tokens",

@@ -10,6 +10,7 @@ import msgspec
 from triptych.base.errors import InvalidRequest
 from triptych.base.request import (
     MAX_LANGUAGE,
+    MAX_NAME,
     MAX_SPOKEN_PROMPT,
     AudioSlot,
     ItemSlot,
@@ -87,13 +88,15 @@ class Transcription:
     detect_language: bool = False
 
     def __post_init__(self) -> None:
-        for name, limit in (
-            ("language", MAX_LANGUAGE),
-            ("task", MAX_LANGUAGE),
-            ("prompt", MAX_SPOKEN_PROMPT),
-        ):
-            if len(getattr(self, name)) > limit:
-                raise InvalidRequest(f"{name} must be at most {limit} characters long", param=name)
+        check_length("language", self.language, MAX_LANGUAGE)
+        check_length("task", self.task, MAX_LANGUAGE)
+        check_length("prompt", self.prompt, MAX_SPOKEN_PROMPT)
+
+
+def check_length(param: str, text: str, limit: int = MAX_NAME) -> None:
+    """InvalidRequest for a text that is too long."""
+    if len(text) > limit:
+        raise InvalidRequest(f"{param} must be at most {limit} characters long", param=param)
 
 
 #: A client's word for a role, and the one that templates know.
@@ -161,6 +164,9 @@ class PoolingOptions:
     normalize: bool | None = None
     dimensions: int = 0
 
+    def __post_init__(self) -> None:
+        check_length("pooling", self.method)
+
 
 #: A prompt that no chat template touches: text, or token ids.
 RawPrompt = str | tuple[int, ...]
@@ -204,6 +210,9 @@ class ChatCall:
     tenant: str = ""
     #: Shared by copies of the call, so that all its choices are about the same bytes.
     media: MediaHold = field(default_factory=MediaHold, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_length("model", self.model)
 
     @property
     def salt(self) -> str:

@@ -14,6 +14,8 @@ from triptych.proxy.http.json_body import check_values
 #: space and escapes go.
 MAX_OPTIONS_TEXT = 64 << 10
 MAX_TOOLS_TEXT = 1536 << 10
+#: Values of one field that takes any JSON: what is done with them afterwards is done at once.
+MAX_FIELD_VALUES = 1 << 16
 T = TypeVar("T")
 _NESTED = (dict, list, tuple)
 
@@ -33,9 +35,12 @@ def decode_text(text: str, kind: type[T], param: str, most: int) -> T:
 
 
 def check_depth(value: object, param: str) -> None:
-    """InvalidRequest when lists and objects are nested so deep that later readers would fail."""
-    level = [value]
+    """InvalidRequest for lists and objects nested so deep that later readers would fail, or for too many."""
+    level, count = [value], 0
     for _ in range(MAX_DEPTH + 1):
+        count += len(level)
+        if count > MAX_FIELD_VALUES:
+            raise InvalidRequest(f"{param} holds more than {MAX_FIELD_VALUES} values: send less", param=param)
         nested = [it for it in level if isinstance(it, _NESTED)]
         if not nested:
             return

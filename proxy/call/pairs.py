@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from operator import mul
 from typing import Protocol
 
-from triptych.base.request import TextPart
+from triptych.base.errors import InvalidRequest
+from triptych.base.request import MAX_PAIRS_TEXT, TextPart
 from triptych.proxy.call.chat import ChatCall, ChatMessage, Done, Output, PoolingOptions
 from triptych.proxy.call.pooled import pool_all, vector_of
 from triptych.proxy.call.validation import check_image_count, check_text
@@ -114,10 +115,27 @@ class PairScoring:
 
 
 def check_pairs(pairs: Sequence[Pair], instruction: str, max_images: int) -> None:
-    """InvalidRequest for a pair with too many pictures, or too long an instruction."""
-    for pair in pairs:
-        check_image_count(images_of(pair.query) + images_of(pair.document), max_images, pair.document_param)
+    """InvalidRequest for a pair with too many pictures or too much text, or too long an instruction."""
     check_text(len(instruction), "instruction")
+    sent = 0
+    for pair in pairs:
+        characters = _characters(pair.query) + _characters(pair.document)
+        check_text(characters, pair.document_param)
+        sent += characters
+        check_image_count(images_of(pair.query) + images_of(pair.document), max_images, pair.document_param)
+    if sent > MAX_PAIRS_TEXT:
+        param = pairs[0].query_param
+        raise InvalidRequest(
+            f"{param}: with each document it makes {sent} characters; this server takes at most "
+            f"{MAX_PAIRS_TEXT}: send fewer documents at once",
+            param=param,
+        )
+
+
+def _characters(content: Content) -> int:
+    if isinstance(content, str):
+        return len(content)
+    return sum(len(part.text) for part in content if isinstance(part, TextPart))
 
 
 def images_of(content: Content) -> int:

@@ -355,7 +355,7 @@ class ToolParser:
         if not (self._content_only or self._left <= 0):
             if self._begin_first() if self._format.first else self._begin_anywhere():
                 return True
-            keep = 0 if final else self._undecided()
+            keep = 0 if final or self._content_only else self._undecided()
         self._put(self._buffer[: len(self._buffer) - keep])
         self._buffer = self._buffer[len(self._buffer) - keep :]
         return False
@@ -386,13 +386,9 @@ class ToolParser:
 
     def _undecided(self) -> int:
         """Characters at the end that may yet belong to a call: the beginning of a tag, white space."""
-        if self._content_only:
-            return 0
-        if self._format.first:
-            partial = len(self._buffer.lstrip())
-        else:
-            partial = _begun(self._buffer, self._format.opens[0])
-        return partial + _blanks_before(self._buffer, len(self._buffer) - partial)
+        buffer, opens = self._buffer, self._format.opens
+        partial = len(buffer.lstrip()) if self._format.first else _begun(buffer, opens[0])
+        return partial + _blanks_before(buffer, len(buffer) - partial)
 
     def _call_step(self, text: CallText, reading: Reading[None], final: bool) -> bool:
         """Reads on in a call; whether it has ended."""

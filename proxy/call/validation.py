@@ -6,7 +6,7 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgpack
 import msgspec
@@ -15,7 +15,9 @@ from msgspec import Meta
 from triptych.base.errors import InvalidRequest, RequestError
 from triptych.base.request import (
     MAX_CHOICE_TEXTS,
+    MAX_DESCRIPTION,
     MAX_FORMAT,
+    MAX_NAME,
     MAX_OPTIONS_BYTES,
     MAX_PARTS,
     MAX_SALT,
@@ -278,8 +280,8 @@ class ObjectFormat(msgspec.Struct, tag="json_object"):
 class NamedSchema(msgspec.Struct, kw_only=True):
     """A JSON schema, which is always held to; `strict` false: as it is written, with nothing closed."""
 
-    name: str = ""
-    description: str | None = None
+    name: Annotated[str, Meta(max_length=MAX_NAME)] = ""
+    description: Annotated[str, Meta(max_length=MAX_DESCRIPTION)] | None = None
     schema: object = None
     strict: bool | None = None
 

@@ -107,12 +107,16 @@ class FairTurns:
 
 @dataclass(frozen=True, slots=True)
 class PlanKey:
-    """What queued jobs need alike to be planned. A suspect is `alone`: every other job may precede it."""
+    """What queued jobs need alike to be planned. A suspect is `alone`: every other job may precede it.
+
+    `tenant` is whose share of plan credit they need; empty for those that need none.
+    """
 
     namespace: str
     owner: str
     avoid: frozenset[str]
     alone: str
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +173,11 @@ class EncoderSlot:
     plan_credit: int
     tower_credit: int
     kind: str = ""
+
+    def share(self, others: int) -> int:
+        """Plan credit that one tenant may have, beside `others`: a quarter of what these leave stays free."""
+        left = self.plan_credit - others
+        return max(1, left - max(1, left // 4))
 
 
 class AdmittedWaiters:
@@ -260,7 +269,8 @@ class EncoderJob:
     @property
     def plan_key(self) -> PlanKey:
         alone = self.mm_hash if self.suspect else ""
-        return PlanKey(self.namespace, self.owner_address, frozenset(self.avoid), alone)
+        tenant = "" if self.re_encode else self.turn.tenant
+        return PlanKey(self.namespace, self.owner_address, frozenset(self.avoid), alone, tenant)
 
     @property
     def run_key(self) -> RunKey:

@@ -62,6 +62,7 @@ class JobRunner:
         *,
         share: int = 1 << 30,
         flow_control: bool = True,
+        shared: Callable[[], bool] = lambda: True,
         epoch: Callable[[], StoreEpoch] = lambda: ("", 0),
         on_ready: Callable[[JobReady], None] = lambda end: None,
         pd_idle: Callable[[], bool] = lambda: False,
@@ -70,7 +71,9 @@ class JobRunner:
         self.arrived = ArrivedItems()
         self.on_arrival: Callable[[], None] = lambda: None
         self._epoch, self._on_ready, self._pd_idle = epoch, on_ready, pd_idle
-        self.table = EncoderJobTable(share, tower_patches, self.model, flow_control=flow_control)
+        self.table = EncoderJobTable(
+            share, tower_patches, self.model, flow_control=flow_control, shared=shared
+        )
         self._pool = pool
         self._metrics = metrics
         self._transport = transport

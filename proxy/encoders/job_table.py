@@ -39,7 +39,7 @@ from triptych.proxy.routing import MAX_LOSSES, EncoderLoad, PDLoad, Suspects, ch
 class EncoderJobTable:
     """All encoder jobs of one proxy.
 
-    `share` is in bytes; `patches` of a plan and `model` say what its tower costs.
+    `share` is in bytes; `patches` of a plan and `model` say what its tower costs; `shared`: by several keys.
     Without `flow_control` planned jobs run in order of arrival as soon as a tower takes them, whether or not
     a PD worker has memory for the result: the baseline that the rules are measured against.
     """
@@ -51,8 +51,9 @@ class EncoderJobTable:
         model: WorkModel | None = None,
         *,
         flow_control: bool = True,
+        shared: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.share = share
+        self.share, self._shared = share, shared
         self._flow_control = flow_control
         #: PD workers load a request's items once all of them are stored, not each as it comes.
         self.whole_requests = False
@@ -262,10 +263,8 @@ class EncoderJobTable:
             self._remove(job)
             return job
         joins = owner_address != job.address and owner_address in self._encoders
-        able = self._able(job.namespace)
-        elsewhere = any(
-            slot.address != job.address and job.avoid.get(slot.address, 0.0) <= now for slot in able
-        )
+        others = {slot.address for slot in self._by_namespace.get(job.namespace, [])} - {job.address}
+        elsewhere = any(job.avoid.get(address, 0.0) <= now for address in others)
         job.requeue(now, owner_address, owner_token, joins=joins, elsewhere=elsewhere)
         self._settle(job, now)
         return job
@@ -346,13 +345,13 @@ class EncoderJobTable:
         return started
 
     def _encoder_for(self, job: EncoderJob, now: float) -> str | None:
-        able = self._able(job.namespace)
+        able = self._by_namespace.get(job.namespace, [])
         # Encoders that failed the job only when there is no other.
         able = [slot for slot in able if job.avoid.get(slot.address, 0.0) <= now] or able
         admitting = [slot for slot in able if self._admits(slot.address, job)]
         if not admitting:
             self._drain_for(job, [slot.address for slot in able])
-        free = [slot for slot in admitting if self._plan_free(slot)]
+        free = [slot for slot in admitting if self._plan_free(slot, job.plan_key.tenant)]
         if job.owner_address:
             return job.owner_address if any(slot.address == job.owner_address for slot in free) else None
         if not free:
@@ -385,8 +384,12 @@ class EncoderJobTable:
         slot = self._encoders.get(address)
         return slot is not None and self._loads.running(address) < slot.tower_credit
 
-    def _plan_free(self, slot: EncoderSlot) -> bool:
-        return self._loads.planning(slot.address) < slot.plan_credit
+    def _plan_free(self, slot: EncoderSlot, tenant: str = "") -> bool:
+        used = self._loads.planning(slot.address)
+        if not tenant or not self._shared():
+            return used < slot.plan_credit
+        own = self._loads.planning_of(slot.address, tenant)
+        return used < slot.plan_credit and own < slot.share(used - own)
 
     def _work(self, address: str, kind: str) -> float:
         """Seconds of tower time that the encoder, of this kind, still owes this proxy."""
@@ -395,9 +398,6 @@ class EncoderJobTable:
     def _cost(self, job: EncoderJob, kind: str) -> float:
         """Seconds of tower time expected of the job at an encoder of this kind."""
         return self._model.work(self._loads.patches(job), kind)
-
-    def _able(self, namespace: str) -> list[EncoderSlot]:
-        return self._by_namespace.get(namespace, [])
 
     def _may_run(self, job: EncoderJob) -> bool:
         return bool(job.admitted or job.early or not self._flow_control)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -19,6 +20,7 @@ class _Counted:
 
     address: str
     state: JobState
+    tenant: str
     #: None while its plan is not known.
     patches: int | None
 
@@ -27,6 +29,8 @@ class _Counted:
 class _Sums:
     jobs: int = 0
     planning: int = 0
+    #: Of each tenant.
+    planning_of: Counter[str] = field(default_factory=Counter)
     running: int = 0
     #: Jobs without a plan, and the patches of all others: whole numbers, so that sums stay exact.
     unknown: int = 0
@@ -47,6 +51,9 @@ class EncoderLoads:
 
     def planning(self, address: str) -> int:
         return self._loads.get(address, _NOTHING).planning
+
+    def planning_of(self, address: str, tenant: str) -> int:
+        return self._loads.get(address, _NOTHING).planning_of[tenant]
 
     def running(self, address: str) -> int:
         return self._loads.get(address, _NOTHING).running
@@ -69,7 +76,7 @@ class EncoderLoads:
         self.remove(job)
         if job.state is JobState.QUEUED:
             return
-        entry = self._entries[job] = _Counted(job.address, job.state, self.patches(job))
+        entry = self._entries[job] = _Counted(job.address, job.state, job.turn.tenant, self.patches(job))
         self._add(self._loads.setdefault(job.address, _Sums()), entry, 1)
 
     def remove(self, job: EncoderJob) -> None:
@@ -85,6 +92,10 @@ class EncoderLoads:
     def _add(self, load: _Sums, entry: _Counted, sign: int) -> None:
         load.jobs += sign
         load.planning += sign * (entry.state is JobState.PLANNING)
+        if entry.state is JobState.PLANNING:
+            load.planning_of[entry.tenant] += sign
+            if not load.planning_of[entry.tenant]:
+                del load.planning_of[entry.tenant]
         load.running += sign * (entry.state is JobState.RUNNING)
         self.running_jobs += sign * (entry.state is JobState.RUNNING)
         if entry.patches is None:

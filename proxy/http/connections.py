@@ -19,7 +19,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from triptych.base.errors import RequestError, RequestTimeout, TooLarge, Unavailable
+from triptych.base.errors import InvalidRequest, RequestError, RequestTimeout, TooLarge, Unavailable
 from triptych.proxy.http.delivery import CONNECTION, SMALL_REPLY
 from triptych.proxy.http.json_body import error_json, retry_after
 from triptych.proxy.http.peers import BadHeader, TrustedProxies, parse_header
@@ -369,13 +369,23 @@ class LimitedConnection(HttpToolsProtocol):
         """Closes, with a reply when none has begun."""
         cycle = self.cycle
         if cycle is None or self._head_begun or not cycle.response_started:
-            body = error_json(error)
-            head = [STATUS_LINE[error.status], b"content-type: application/json\r\nconnection: close\r\n"]
-            if wait := retry_after(error):
-                head.append(b"retry-after: %s\r\n" % wait.encode())
-            head.append(b"content-length: %d\r\n\r\n" % len(body))
-            self.transport.write(b"".join([*head, body]))
+            self._write_error(error)
         self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is refused as all else is; nothing is written into a reply that has begun."""
+        cycle = self.cycle
+        if cycle is None or not cycle.response_started or cycle.response_complete:
+            self._write_error(InvalidRequest("this is no request of HTTP/1.1: use a client that speaks it"))
+        self.transport.close()
+
+    def _write_error(self, error: RequestError) -> None:
+        body = error_json(error)
+        head = [STATUS_LINE[error.status], b"content-type: application/json\r\nconnection: close\r\n"]
+        if wait := retry_after(error):
+            head.append(b"retry-after: %s\r\n" % wait.encode())
+        head.append(b"content-length: %d\r\n\r\n" % len(body))
+        self.transport.write(b"".join([*head, body]))
 
 
 class Busy:

@@ -118,6 +118,8 @@ def make_app(
             *live,
         ],
     )
+    # A path with a slash too many is an unknown one: 404 with the right one, as of any other.
+    rest.router.redirect_slashes = False
     rest.add_exception_handler(HTTPException, partial(_http_error, _served(rest)))
     traced = (
         {} if tracer is None else {path: TracedEndpoint(posts[path], path, tracer) for path in OPERATIONS}
@@ -192,6 +194,8 @@ class StateEndpoints:
         return JSONResponse({"object": "list", "data": [self._model(name) for name in self._pool.models()]})
 
     async def model(self, request: Request) -> Response:
+        if not request.path_params["model"]:
+            raise HTTPException(404)
         try:
             name = self._pool.resolve_model(request.path_params["model"])
         except RequestError as error:

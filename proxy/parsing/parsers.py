@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -17,6 +18,18 @@ INLINE_BYTES = 64 << 10
 #: interpreter's lock, for seconds where a body is made for it.
 THREAD_BYTES = 1 << 20
 R = TypeVar("R")
+
+
+def _at_once(work: Callable[[bytes], R], raw: bytes) -> R:
+    """Without passes of the garbage collector over all the values of a body while it is decoded: they hold
+    everybody up for longer than the decoder does, and find nothing."""
+    if not gc.isenabled():
+        return work(raw)
+    gc.disable()
+    try:
+        return work(raw)
+    finally:
+        gc.enable()
 
 
 class Parsers:
@@ -43,7 +56,7 @@ class Parsers:
         if len(raw) > THREAD_BYTES:
             await self.pool.check(holder, raw, parse)
         with await self._turns.wait(holder, 1):
-            return await asyncio.get_running_loop().run_in_executor(self.thread, work, raw)
+            return await asyncio.get_running_loop().run_in_executor(self.thread, _at_once, work, raw)
 
     async def close(self) -> None:
         await self.pool.close()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import subprocess
 import sys
 from functools import partial
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import msgspec
 
@@ -27,6 +28,7 @@ WALL_SECONDS = 60.0
 #: Times that a body is given to a process: the first one may have ended before, or by a chance.
 _TRIES = 2
 _MAX_VERDICT = 64 << 10
+_PIECE = 1 << 20
 _verdicts = msgspec.msgpack.Decoder(ParseVerdict)
 _PROGRAM = "triptych.proxy.parsing.program"
 
@@ -70,8 +72,9 @@ class ParserProcess:
         loop = asyncio.get_running_loop()
         order = msgspec.msgpack.encode(parse.order)
         try:
-            await loop.sock_sendall(self._socket, BODY_HEAD.pack(len(order), len(raw)) + order)
-            await loop.sock_sendall(self._socket, raw)
+            with await _shared(raw) as body:
+                socket.send_fds(self._socket, [BODY_HEAD.pack(len(order))], [body.fileno()])
+            await loop.sock_sendall(self._socket, order)
             (size,) = VERDICT_HEAD.unpack(await self._receive(VERDICT_HEAD.size))
             if size > _MAX_VERDICT:
                 raise ParserEnded
@@ -94,6 +97,23 @@ class ParserProcess:
         return await asyncio.to_thread(self._process.wait)
 
 
+async def _shared(raw: bytes) -> IO[bytes]:
+    """The bytes in memory that another process can be given, written in pieces between turns of the loop.
+
+    Through a socket each piece would wait for both processes to be scheduled.
+    """
+    file = os.fdopen(os.memfd_create("body", os.MFD_CLOEXEC), "wb", buffering=0)
+    try:
+        view = memoryview(raw)
+        while view:
+            view = view[file.write(view[:_PIECE]) :]
+            await asyncio.sleep(0)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
 class ParserPool:
     """As many parser processes as the quota has places; a key has its share of them, and its turns."""
 
@@ -105,6 +125,7 @@ class ParserPool:
         self._wall_seconds = wall_seconds
         self._idle: list[ParserProcess] = []
         self._closed = False
+        self._ending: asyncio.Task[None] | None = None
 
     async def check(self, holder: str, raw: bytes, parse: Parse[Any]) -> None:
         """Returns when a process has parsed the body well; raises the error that parsing ends with.
@@ -125,7 +146,7 @@ class ParserPool:
 
     async def _tried(self, raw: bytes, parse: Parse[Any]) -> ParseVerdict | None:
         """None where the process has ended by something that a second one may be spared."""
-        process = self._idle.pop() if self._idle else await ParserProcess.start(self._cpu_seconds)
+        process = self._idle.pop() if self._idle else await self._started()
         try:
             async with asyncio.timeout(self._wall_seconds):
                 verdict = await process.ask(parse, raw)
@@ -142,11 +163,25 @@ class ParserPool:
             # The client has gone while the process has the body.
             await asyncio.shield(process.end())
             raise
+        self._idle.append(process)
         if self._closed:
-            await process.end()
-        else:
-            self._idle.append(process)
+            await self.close()
         return verdict
+
+    async def _started(self) -> ParserProcess:
+        """A new process, which the next body gets should this one's client go meanwhile."""
+        start = asyncio.create_task(ParserProcess.start(self._cpu_seconds))
+        try:
+            return await asyncio.shield(start)
+        except asyncio.CancelledError:
+            start.add_done_callback(self._keep)
+            raise
+
+    def _keep(self, start: asyncio.Task[ParserProcess]) -> None:
+        if not start.cancelled() and start.exception() is None:
+            self._idle.append(start.result())
+            if self._closed:
+                self._ending = asyncio.create_task(self.close())
 
     def _too_long(self) -> TooLarge:
         return TooLarge("the request takes too long to read: send less", param="body")

@@ -10,15 +10,15 @@ import socket
 import struct
 import sys
 import traceback
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
 from triptych.base.errors import InternalError, RequestError, TooLarge
 from triptych.proxy.parsing.parse import Parse, ParseOrder, ParseVerdict
 
-#: Before a body: the bytes of its order and its own. Before a verdict: its bytes.
-BODY_HEAD = struct.Struct(">IQ")
+#: With a body's descriptor: the bytes of its order, which follows. Before a verdict: its bytes.
+BODY_HEAD = struct.Struct(">I")
 VERDICT_HEAD = struct.Struct(">I")
 #: Of the process: 64 MiB of JSON with the most values that are taken need a third of it.
 MEMORY_BYTES = 1 << 30
@@ -46,18 +46,26 @@ def judged(parse: Parse[Any], raw: bytes) -> ParseVerdict:
     return ParseVerdict()
 
 
-def serve(bodies: BinaryIO, verdicts: socket.socket, seconds: float) -> None:
+def serve(proxy: socket.socket, seconds: float) -> None:
     """Until the other side closes. A body that takes more seconds of a core ends the process by SIGPROF."""
-    while head := bodies.read(BODY_HEAD.size):
-        order_bytes, body_bytes = BODY_HEAD.unpack(head)
-        parse = parse_of(_orders.decode(bodies.read(order_bytes)))
-        raw = bodies.read(body_bytes)
+    while True:
+        head, bodies, *_ = socket.recv_fds(proxy, BODY_HEAD.size, 1, socket.MSG_WAITALL)
+        if not head:
+            return
+        parse = parse_of(_orders.decode(_received(proxy, *BODY_HEAD.unpack(head))))
+        with open(bodies[0], "rb") as body:
+            body.seek(0)
+            raw = body.read()
         signal.setitimer(signal.ITIMER_PROF, seconds)
         verdict = msgspec.msgpack.encode(judged(parse, raw))
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         del raw
-        verdicts.sendall(VERDICT_HEAD.pack(len(verdict)) + verdict)
+        proxy.sendall(VERDICT_HEAD.pack(len(verdict)) + verdict)
         gc.collect()
+
+
+def _received(proxy: socket.socket, size: int) -> bytes:
+    return proxy.recv(size, socket.MSG_WAITALL)
 
 
 def main() -> None:
@@ -69,8 +77,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
     # A million values make many passes over all of them, and no cycles.
     gc.disable()
-    with socket.socket(fileno=sys.stdin.fileno()) as connection, connection.makefile("rb") as bodies:
-        serve(bodies, connection, float(sys.argv[1]))
+    with socket.socket(fileno=sys.stdin.fileno()) as proxy:
+        serve(proxy, float(sys.argv[1]))
 
 
 if __name__ == "__main__":

@@ -350,8 +350,11 @@ class PDRouter:
             # It searches the store for them, and reports them missing then.
             order = replace(order, ready=order.ready | order.unencoded, unencoded=frozenset())
         try:
-            timeout = max(request.deadline - self._clock(), 0.1)
-            reply = await link.submit(submit_message(request, order, self._proxy_id, timeout))
+            async with request.sending:
+                if machine.attempt != order.attempt:
+                    return  # over while other choices were sent
+                timeout = max(request.deadline - self._clock(), 0.1)
+                reply = await link.submit(submit_message(request, order, self._proxy_id, timeout))
         except aio.AioRpcError as error:
             self._not_taken(request, order, link, error)
             return

@@ -25,6 +25,8 @@ class QuotaTable:
         clock: Callable[[], float] = time.monotonic,
         shared: Callable[[], bool] = lambda: True,
     ) -> None:
+        #: Whether several principals share them.
+        self.shared = shared
         self._quotas = {spec.name: Quota(spec, clock, shared) for spec in specs}
 
     def __getitem__(self, name: str) -> Quota:

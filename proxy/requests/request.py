@@ -7,6 +7,7 @@ import logging
 import secrets
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from triptych.base.errors import Overloaded, RequestError
@@ -124,6 +125,8 @@ class InFlightRequest:
     trace: RequestTrace | None = None
     #: They get its events.
     views: tuple[RequestView, ...] = ()
+    #: Taken while it is handed to a worker. Choices of one call share it where each message would be large.
+    sending: AbstractAsyncContextManager[object] = field(default_factory=nullcontext)
 
     @property
     def name(self) -> str:
@@ -154,6 +157,15 @@ class InFlightRequest:
         """The split of a request that has begun."""
         assert self.split is not None
         return self.split
+
+    @property
+    def submit_size(self) -> int:
+        """About how many characters a message with it has: the long ones of a call's texts."""
+        call, encoder = self.call, self.call.encoder
+        texts = (call.prompt, call.template.tools, encoder.source if encoder is not None else None)
+        return len(self.content.messages) + sum(
+            len(text) for text in texts if isinstance(text, str | bytes | tuple)
+        )
 
     @property
     def pd_address(self) -> str:

@@ -29,6 +29,6 @@ def test_every_kind_compiles_and_fits_the_shared_memory(capability: int, tmp_pat
     )
     assert run.returncode == 0, run.stderr[-3000:]
     lines = [json.loads(line) for line in run.stdout.splitlines()]
-    assert len(lines) == 19
+    assert len(lines) == 21
     for case, shared, code in lines:
         assert code > 1000 and shared <= _SHARED, case

@@ -57,7 +57,7 @@ def test_only_encoders_write_and_only_pd_workers_read_embeddings_and_vllm_does_b
     }
     assert may == {
         "proxy": {"getrange", "expire"},
-        "encoder": {"getrange", "expire", "set", "unlink"},
+        "encoder": {"getrange", "expire", "set", "unlink", "exists"},
         "pd": {"getrange", "expire", "get"},
         "vllm": {"getrange", "expire", "get", "set", "unlink"},
     }

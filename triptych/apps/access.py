@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from triptych.registry import leases, minute_counts, registry, scaling
-from triptych.store import control, keys
+from triptych.store import control, keys, shares
 
 #: A command of a script, and the number of its key where that is a plain KEYS[n].
 _CALL = re.compile(r"redis\.p?call\('(\w+)'(?:,\s*KEYS\[(\d+)\])?(,)?")
@@ -53,6 +53,8 @@ _REGISTRATION = (
     _script(registry.WITHDRAW, *registry.WORKER_KEYS),
 )
 
+_USAGE = keys.usage("*", "*", "*")
+
 #: Each role's uses of the store.
 ROLES: dict[str, tuple[Use, ...]] = {
     "proxy": (
@@ -77,6 +79,13 @@ ROLES: dict[str, tuple[Use, ...]] = {
         _on_embeddings("set"),
         _script(control.DROP_DAMAGED, EMBEDDINGS),
         _script(control.DELETE_PARTS, EMBEDDINGS),
+        # Of tenants, where keys are in use.
+        _script(shares.TAKE, *_USAGE),
+        _script(shares.CORRECT, *_USAGE),
+        _script(shares.DELETE, EMBEDDINGS),
+        Use(_USAGE[:1], "hrandfield"),
+        Use(_USAGE[1:], "zscan"),
+        _on_embeddings("exists"),
         _script(leases.ACQUIRE, *leases.KEYS),
         _script(leases.RENEW, *leases.KEYS),
         _script(leases.RELEASE, *leases.KEYS),

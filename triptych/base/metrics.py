@@ -31,6 +31,7 @@ MAX_KINDS = 64
 OTHER_KIND = "other"
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_KERNEL = ("part", "kernel", "why")
 _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -107,6 +108,9 @@ class PDMetrics(_Metrics):
     decode_time = _histogram("vllm:request_decode_time_seconds", "from first to last token")
     request_success = _counter("vllm:request_success", "finished requests", "finished_reason")
 
+    kernel = _gauge(
+        "triptych_pd_kernel", "1: what computes a part of its steps, and why nothing faster does", *_KERNEL
+    )
     ranks = _gauge("triptych_pd_ranks", "processes that share the decoder, by --tensor-parallel")
     busy = _gauge("triptych_pd_busy", "share of the last 10 s in which the engine worked on steps, 0 to 1")
     batch_requests = _histogram("triptych_pd_batch_requests", "requests in one step", buckets=_COUNTS)

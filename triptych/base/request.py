@@ -27,6 +27,11 @@ MAX_CHARS_PER_TOKEN = 128
 #: Bytes of a Submit without its items: characters have up to four bytes, and what is no text has a share of
 #: the rest.
 MAX_SUBMIT = 4 * MAX_TEXT + (1 << 20)
+#: Characters of the texts of all pairs to be scored, a query counted with each of its documents.
+MAX_PAIRS_TEXT = 8 * MAX_TEXT
+#: Characters of what names a model, a user, a schema or a file, and of what describes a schema.
+MAX_NAME = 1024
+MAX_DESCRIPTION = 64 << 10
 #: Messages, content parts and tool calls of one request.
 MAX_PARTS = 4096
 #: Tools of one request, and the bytes of their JSON.

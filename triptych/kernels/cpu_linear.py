@@ -78,3 +78,62 @@ def multiply(
     )
     raise_for(library.triptych_linear(ctypes.byref(call)), "linear")
     return out
+
+
+class _RowsCall(ctypes.Structure):
+    """RowsCall of linear.h."""
+
+    _fields_ = [
+        ("x", ctypes.c_void_p),
+        ("x_row", ctypes.c_int64),
+        ("out", ctypes.c_void_p),
+        ("out_row", ctypes.c_int64),
+        ("norm", ctypes.c_void_p),
+        ("rows", ctypes.c_int32),
+        ("width", ctypes.c_int32),
+        ("epsilon", ctypes.c_float),
+        ("instructions", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+        ("parallel", ctypes.c_void_p),
+    ]
+
+
+def normalise(
+    x: torch.Tensor, norm: torch.Tensor, epsilon: float, *, instructions: int = WIDEST
+) -> torch.Tensor:
+    """RMSNorm of x [rows, width] of bfloat16, as `multiply` has it before a product."""
+    return _of_rows(x, x.shape[1], norm, epsilon, instructions)
+
+
+def gate(x: torch.Tensor, *, instructions: int = WIDEST) -> torch.Tensor:
+    """[rows, width] of x [rows, 2 width] of bfloat16: SiLU of the first half times the second."""
+    return _of_rows(x, x.shape[1] // 2, None, 0.0, instructions)
+
+
+def _of_rows(
+    x: torch.Tensor, width: int, norm: torch.Tensor | None, epsilon: float, instructions: int
+) -> torch.Tensor:
+    library = kernel_library()
+    assert library is not None
+    out = x.new_empty(len(x), width)
+    call = _RowsCall(
+        x.data_ptr(),
+        x.stride(0),
+        out.data_ptr(),
+        out.stride(0),
+        None if norm is None else norm.data_ptr(),
+        len(x),
+        width,
+        epsilon,
+        instructions,
+        torch.get_num_threads(),
+        parallel_address(),
+    )
+    raise_for(library.triptych_rows(ctypes.byref(call)), "linear")
+    return out
+
+
+def instructions_here() -> int:
+    """The widest set of instructions, up to WIDEST, that this CPU has and the system lets us use."""
+    library = kernel_library()
+    return 0 if library is None else int(library.triptych_instructions())

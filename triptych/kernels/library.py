@@ -98,7 +98,7 @@ def kernel_library() -> ctypes.CDLL | None:
 
 
 def _load() -> ctypes.CDLL:
-    cache = _cache_folder()
+    cache = cache_folder()
     for folder in (INSTALLED, cache):
         if (folder / library_name()).is_file():
             return ctypes.CDLL(str(folder / library_name()))
@@ -106,7 +106,8 @@ def _load() -> ctypes.CDLL:
     return ctypes.CDLL(str(compile_library(cache)))
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Where this user's machine keeps what the kernels need compiled, or measured, once."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     return base / "triptych" / "kernels"
 

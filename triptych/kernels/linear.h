@@ -31,5 +31,23 @@ struct LinearCall {
   void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
 };
 
+// Rows of bfloat16 that are normalised, or gated, beside a product that another library computes.
+struct RowsCall {
+  // [rows, width], or [rows, 2 width] to be gated; `out` is [rows, width].
+  const uint16_t *x;
+  int64_t x_row;
+  uint16_t *out;
+  int64_t out_row;
+  // [width]: as of LinearCall; null: SiLU of the first half of a row times the second is the result.
+  const uint16_t *norm;
+  int32_t rows, width;
+  float epsilon;
+  // As of AttentionCall.
+  int32_t instructions, threads;
+  void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
+};
+
 // Rows whose sums are in registers at once.
 constexpr int kSums = 6;
+// Rows of a RowsCall that a thread takes at once.
+constexpr int kPieceRows = 8;

@@ -2,6 +2,12 @@
 //
 // No include guard: instruction_sets.h includes this once for each instruction set, after vectors.h.
 
+// x / (1 + e^-x). Below -80 it is 0, and an exponential that overflows.
+INLINE Vec Silu(Vec x) {
+  Vec bounded = Max(x, Splat(-80.0f));
+  return x < Splat(-80.0f) ? Splat(0.0f) : x / (Exp(Splat(0.0f) - bounded) + 1.0f);
+}
+
 // Two neighbouring inputs of a row.
 INLINE uint32_t Pair(const uint16_t *from) {
   uint32_t pair;
@@ -56,21 +62,73 @@ INLINE void MultiplyRows(int rows, const uint16_t *x, int64_t x_row, const uint1
   }
 }
 
+#ifdef AMX_TILES
+// Rows of a tile.
+constexpr int kAtOnce = 16;
+
+// Tile 0 and 1 are sums of `rows` rows by 16 outputs, 2 is 32 inputs of the rows, 3 and 4 of 16 outputs each.
+INLINE void SetTiles(int rows) {
+  struct alignas(64) {
+    uint8_t palette = 1, start = 0, reserved[14] = {};
+    uint16_t bytes[16] = {};
+    uint8_t rows[16] = {};
+  } tiles;
+  for (int i = 0; i < 5; i++) tiles.bytes[i] = 64, tiles.rows[i] = static_cast<uint8_t>(i < 3 ? rows : 16);
+  _tile_loadconfig(&tiles);
+}
+
+// As Multiply, of as many rows as the tiles are set for; `ins` is a multiple of 32.
+template <int B>
+INLINE void MultiplyTiles(const uint16_t *x, int64_t x_row, const uint16_t *block, int ins, float *sums) {
+  // The processor's own prefetch stops at the end of a page of 4 KiB.
+  constexpr int kAhead = 4096;
+  for (int first = 0; first < B; first += 32) {
+    const uint16_t *weight = block + 2 * first;
+    _tile_zero(0);
+    _tile_zero(1);
+    for (int k = 0; k < ins; k += 32, weight += 32 * B) {
+      for (int pair = 0; pair < 16; pair++)
+        for (int line = 0; line < 2; line++)
+          _mm_prefetch(reinterpret_cast<const char *>(weight + 2 * B * pair + 32 * line + kAhead), _MM_HINT_T1);
+      _tile_loadd(2, x + k, x_row * 2);
+      _tile_loadd(3, weight, 4 * B);
+      _tile_loadd(4, weight + 32, 4 * B);
+      _tile_dpbf16ps(0, 2, 3);
+      _tile_dpbf16ps(1, 2, 4);
+    }
+    _tile_stored(0, sums + first, 4 * B);
+    _tile_stored(1, sums + first + 16, 4 * B);
+  }
+}
+#else
+constexpr int kAtOnce = kSums;
+#endif
+
 // Outputs [B n, B n + B) of all rows of `x`, which is the call's or its normalised copy.
 template <int B>
 void LinearBlock(const LinearCall &call, const uint16_t *x, int64_t x_row, int n) {
-  alignas(64) float sums[kSums * B], gates[kSums * B];
+  alignas(64) float sums[kAtOnce * B], gates[kAtOnce * B];
   size_t block = static_cast<size_t>(call.ins) * B;
-  int groups = (call.rows + kSums - 1) / kSums, first = 0;
+  int groups = (call.rows + kAtOnce - 1) / kAtOnce, first = 0;
   for (int group = 0; group < groups; group++) {
     int rows = (call.rows - first + groups - group - 1) / (groups - group);
     const uint16_t *from = x + first * x_row;
     int at = n;
+    auto multiply = [&](int outputs, float *to) {
+#ifdef AMX_TILES
+      MultiplyTiles<B>(from, x_row, call.weight + block * outputs, call.ins, to);
+#else
+      MultiplyRows<B>(rows, from, x_row, call.weight + block * outputs, call.ins, to);
+#endif
+    };
+#ifdef AMX_TILES
+    SetTiles(rows);
+#endif
     if (call.gated) {
-      MultiplyRows<B>(rows, from, x_row, call.weight + block * n, call.ins, gates);
+      multiply(n, gates);
       at += call.outs / B / 2;
     }
-    MultiplyRows<B>(rows, from, x_row, call.weight + block * at, call.ins, sums);
+    multiply(at, sums);
     for (int row = 0; row < rows; row++) {
       float *own = sums + row * B, *gate = gates + row * B;
       uint16_t *out = call.out + (first + row) * call.out_row + n * B;
@@ -79,12 +137,7 @@ void LinearBlock(const LinearCall &call, const uint16_t *x, int64_t x_row, int n
       if (call.gated) {
         if (call.bias)
           for (int i = 0; i < B; i++) gate[i] += ToFloat(call.bias[n * B + i]);
-        for (int i = 0; i < B; i += LANES) {
-          // Below -80 it is 0, and an exponential that overflows.
-          Vec g = Load(gate + i), bounded = Max(g, Splat(-80.0f));
-          Vec silu = g < Splat(-80.0f) ? Splat(0.0f) : g / (Exp(Splat(0.0f) - bounded) + 1.0f);
-          Store(own + i, silu * Load(own + i));
-        }
+        for (int i = 0; i < B; i += LANES) Store(own + i, Silu(Load(gate + i)) * Load(own + i));
       }
       if (call.residual) {
         const uint16_t *added = call.residual + (first + row) * call.residual_row + n * B;
@@ -94,18 +147,33 @@ void LinearBlock(const LinearCall &call, const uint16_t *x, int64_t x_row, int n
     }
     first += rows;
   }
+#ifdef AMX_TILES
+  // What is left in tiles would be saved at each switch of threads.
+  _tile_release();
+#endif
 }
 
-// One row of `ins` numbers, normalised.
-void NormRow(const LinearCall &call, const uint16_t *x, uint16_t *to) {
+// One row of `width` numbers, normalised.
+void NormRow(const uint16_t *x, const uint16_t *norm, float epsilon, int width, uint16_t *to) {
   Vec sum = {};
   int i = 0;
-  for (; i + LANES <= call.ins; i += LANES) {
+  for (; i + LANES <= width; i += LANES) {
     Vec part = Load(x + i);
     sum = Fma(part, part, sum);
   }
   float squares = Sum(sum);
-  for (; i < call.ins; i++) squares += ToFloat(x[i]) * ToFloat(x[i]);
-  float scale = 1.0f / sqrtf(squares / call.ins + call.epsilon);
-  for (i = 0; i < call.ins; i++) FromFloat(ToFloat(x[i]) * scale * ToFloat(call.norm[i]), to + i);
+  for (; i < width; i++) squares += ToFloat(x[i]) * ToFloat(x[i]);
+  float scale = 1.0f / sqrtf(squares / width + epsilon);
+  for (i = 0; i < width; i++) FromFloat(ToFloat(x[i]) * scale * ToFloat(norm[i]), to + i);
+}
+
+// SiLU of the first `width` numbers of a row times the second.
+void GateRow(const uint16_t *x, int width, uint16_t *to) {
+  int i = 0;
+  for (; i + LANES <= width; i += LANES) {
+    alignas(64) float product[LANES];
+    Store(product, Silu(Load(x + i)) * Load(x + width + i));
+    for (int lane = 0; lane < LANES; lane++) FromFloat(product[lane], to + i + lane);
+  }
+  for (; i < width; i++) FromFloat(Silu(Splat(ToFloat(x[i])))[0] * ToFloat(x[width + i]), to + i);
 }

@@ -134,7 +134,7 @@ def _is_read_only(reply: object) -> bool:
 
 #: Of a reply of pcall: an error other than that the key holds no string is the script's, and that one leaves
 #: no bytes. Nobody but another program, or a slip, makes such keys; the item is encoded again.
-_OTHER_KIND = """
+OTHER_KIND = """
 if type(%(reply)s) == 'table' then
   if not string.find(%(reply)s.err, 'WRONGTYPE', 1, true) then return %(reply)s end
   %(reply)s = ''
@@ -149,7 +149,7 @@ LOOK_UP = (
 local other_kind = false
 local head = redis.pcall('GETRANGE', KEYS[1], 0, 4095)
 """
-    + _OTHER_KIND % {"reply": "head"}
+    + OTHER_KIND % {"reply": "head"}
     + """
 if #head < 48 then return head end
 local a, b, c, d = string.byte(head, 9, 12)
@@ -176,7 +176,7 @@ DROP_DAMAGED = (
 local other_kind = false
 local head = redis.pcall('GETRANGE', KEYS[1], 0, 4095)
 """
-    + _OTHER_KIND % {"reply": "head"}
+    + OTHER_KIND % {"reply": "head"}
     + """
 if (#head == 0 and not other_kind) or redis.sha1hex(head) ~= ARGV[1] then return 0 end
 return redis.call('UNLINK', KEYS[1])
@@ -190,7 +190,7 @@ DELETE_PARTS = (
 local other_kind = false
 local id = redis.pcall('GETRANGE', KEYS[1], 16, 23)
 """
-    + _OTHER_KIND % {"reply": "id"}
+    + OTHER_KIND % {"reply": "id"}
     + """
 local hex = {}
 for i = 1, #id do hex[#hex + 1] = string.format('%02x', string.byte(id, i)) end

@@ -34,6 +34,7 @@ from triptych.store.bulk_reader import ArrivingValue, BulkReader, Into, Progress
 from triptych.store.codec import Buffer, Damage, Head
 from triptych.store.control import ServerClock, StoreFull, StoreRefused, StoreUnavailable
 from triptych.store.remedies import is_denied, with_remedy
+from triptych.store.shares import StoreShares
 from triptych.store.topology.cluster import RedisCluster
 from triptych.store.topology.location import Kind, StoreLocation, parse_store
 from triptych.store.topology.sentinel import SentinelPrimary
@@ -57,6 +58,7 @@ class EmbeddingStore:
         self.topology = build_topology(location, timeout)
         self.label = self.topology.label
         self.control = self.topology.control
+        self.shares = StoreShares(self.topology, self.control)
         self._clock = ServerClock()
 
     @classmethod
@@ -91,6 +93,7 @@ class EmbeddingStore:
 
     async def close(self) -> None:
         """Closes all connections."""
+        await self.shares.close()
         await self.topology.close()
 
     async def ping(self) -> bool:
@@ -127,14 +130,18 @@ class EmbeddingStore:
         ttl: float,
         damaged_digest: str = "",
         head: bytes = b"",
+        tenant: str = "",
     ) -> SaveResult:
         """Stores the item; if it is stored already, only renews its TTL.
+
+        A `tenant`, by its digest, first makes room where it has more than its share of a store that is full.
 
         `damaged_digest` names a damaged value to replace; a value that no longer matches it is kept.
         `head` is the value's, from `codec.encode_head`, where the caller has made it already.
         InvalidRequest when the plan does not fit body or header, StoreFull and StoreUnavailable else.
         """
         key = keys.embedding(plan.mm_hash)
+        await self.shares.take(tenant, plan.mm_hash, plan.nbytes, ttl)
         body = memoryview(body).cast("B") if len(body) else memoryview(b"")
         head = head or await _off_loop(len(body), lambda: codec.encode_head(plan, body, ttl=ttl))
         write_id = codec.write_id_of(head)

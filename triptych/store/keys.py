@@ -1,8 +1,8 @@
 """Every key in the store, how long it lives, and why.
 
 Keys that one command touches share a tag in braces, so that a Redis Cluster keeps them on one server: the
-item's `{mm_hash}`, `{leases}`, `{registry}`, `{scaling}`, `{limits}`. A namespace needs no prefix: it is part
-of the mm_hash.
+item's `{mm_hash}`, `{leases}`, `{registry}`, `{scaling}`, `{limits}`, `{usage:N}`. A namespace needs no
+prefix: it is part of the mm_hash.
 """
 
 from __future__ import annotations
@@ -64,3 +64,10 @@ def demands(pool: str) -> tuple[str, str]:
 def minute_counts(what: str, principal: str) -> str:
     """The requests or tokens of an API key, by minute. TTL 2 minutes; once evicted, it begins again."""
     return f"{{limits}}:{what}:{principal}"
+
+
+def usage(shard: str, tenant: str, kind: str) -> tuple[str, str]:
+    """A shard's bytes by `tenant:kind`, a hash without TTL, and the index of one tenant's values by their
+    last save, a sorted set that outlives them a little.
+    """
+    return f"{{usage:{shard}}}:bytes", f"{{usage:{shard}}}:items:{tenant}:{kind}"

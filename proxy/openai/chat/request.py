@@ -38,6 +38,7 @@ from triptych.proxy.openai.fields.sampling import (
     ContinueFinal,
     GenerationPrompt,
     ModelName,
+    Name,
     ParallelCalls,
     ProcessorOptions,
     ReturnTokenIds,
@@ -72,21 +73,21 @@ class ImageUrl(msgspec.Struct):
     """An http(s) or data: URL."""
 
     url: str
-    detail: str | None = None
+    detail: Name | None = None
 
 
 class ImageUrlBody(msgspec.Struct, tag="image_url"):
     """A picture. `uuid` is a client's own name for it; the content alone decides the key."""
 
     image_url: ImageUrl | str
-    uuid: str | None = None
+    uuid: Name | None = None
 
 
 class ImageBody(msgspec.Struct, tag="image"):
     """A picture by its URL."""
 
     image: str
-    uuid: str | None = None
+    uuid: Name | None = None
 
 
 class MediaUrl(msgspec.Struct):
@@ -99,7 +100,7 @@ class VideoUrlBody(msgspec.Struct, tag="video_url"):
     """A video. `uuid` as of a picture."""
 
     video_url: MediaUrl | str
-    uuid: str | None = None
+    uuid: Name | None = None
 
 
 class InputAudio(msgspec.Struct):
@@ -113,14 +114,14 @@ class InputAudioBody(msgspec.Struct, tag="input_audio"):
     """A sound. `uuid` as of a picture; the bytes decide the format."""
 
     input_audio: InputAudio
-    uuid: str | None = None
+    uuid: Name | None = None
 
 
 class AudioUrlBody(msgspec.Struct, tag="audio_url"):
     """A sound by its URL. `uuid` as of a picture."""
 
     audio_url: MediaUrl | str
-    uuid: str | None = None
+    uuid: Name | None = None
 
 
 PartBody = TextBody | RefusalBody | ImageUrlBody | ImageBody | VideoUrlBody | InputAudioBody | AudioUrlBody

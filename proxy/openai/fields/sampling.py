@@ -15,6 +15,7 @@ from triptych.base.request import (
     MAX_BAD_WORDS,
     MAX_BIASES,
     MAX_CHOICE_TEXTS,
+    MAX_NAME,
     MAX_SALT,
     MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
@@ -280,8 +281,9 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
+Name = Annotated[str, Meta(max_length=MAX_NAME)]
 ModelName = Annotated[
-    str | None, Meta(description="A name from GET /v1/models; optional when only one model is served.")
+    Name | None, Meta(description="A name from GET /v1/models; optional when only one model is served.")
 ]
 Stream = Annotated[
     bool | None, Meta(description="Send the answer as server-sent events while it is generated.")

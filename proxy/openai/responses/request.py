@@ -10,7 +10,14 @@ import msgspec
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request import MAX_PARTS, MAX_TOOLS, FunctionCall, MessageToolCall, OutputTokens
+from triptych.base.request import (
+    MAX_PARTS,
+    MAX_TOOLS,
+    FunctionCall,
+    MessageToolCall,
+    OutputTokens,
+    check_tools_size,
+)
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.call.tools import (
     AllowedChoice,
@@ -47,6 +54,7 @@ from triptych.proxy.openai.chat.request import (
 from triptych.proxy.openai.fields.sampling import (
     FieldNames,
     ModelName,
+    Name,
     ParallelCalls,
     ProcessorOptions,
     Salt,
@@ -243,7 +251,7 @@ class TextConfig(msgspec.Struct, omit_defaults=True):
     """The form that the answer has to have; `verbosity` changes nothing."""
 
     format: TextFormat | ObjectFormat | FlatSchema | None = None
-    verbosity: str | None = None
+    verbosity: Name | None = None
 
 
 LOGPROBS = "message.output_text.logprobs"
@@ -310,7 +318,7 @@ class ResponsesBody(SamplingBody, kw_only=True):
     prompt: object = None
     max_tokens: int | None = None
     response_format: Any = None
-    user: Annotated[str | None, Meta(description="Ignored.")] = None
+    user: Annotated[Name | None, Meta(description="Repeated in the response, and nothing else.")] = None
     cache_salt: Salt = None
     mm_processor_kwargs: ProcessorOptions = None
     chat_template_kwargs: TemplateVariables = None
@@ -321,11 +329,16 @@ class ResponsesBody(SamplingBody, kw_only=True):
 
 
 _decoder = msgspec.json.Decoder(ResponsesBody)
+#: What the reply repeats; the others may be large.
+_REPEATED = (
+    *("instructions", "max_output_tokens", "parallel_tool_calls", "temperature", "top_p"),
+    *("text", "tool_choice", "tools", "user", "metadata"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ResponsesRequest:
-    """`body` has what the reply repeats; `names` leads from the call's fields back to the client's."""
+    """`body` has what the reply repeats, and nothing else; `names` leads back to the client's fields."""
 
     call: ChatCall
     options: ChatReplyOptions
@@ -339,6 +352,8 @@ def parse_responses(raw: bytes, request_id: str, *, max_images: int, timeout: fl
     for name, advice in _REFUSED.items():
         if getattr(body, name):
             raise InvalidRequest(f"{name} is not supported: {advice}", param=name)
+    # They are repeated as they came.
+    check_tools_size(len(msgspec.json.encode(body.tools or ())))
     conversation = _conversation(body)
     names = FieldNames(conversation.places, _NAMES)
     chat = _chat_body(body, conversation)
@@ -346,8 +361,8 @@ def parse_responses(raw: bytes, request_id: str, *, max_images: int, timeout: fl
         call, options = call_of(chat, request_id, max_images=max_images, timeout=timeout)
     except InvalidRequest as error:
         raise names.translated(error) from None
-    body.input = ""  # may be large, and the reply does not repeat it
-    return ResponsesRequest(call, options, body, names)
+    repeated = {name: getattr(body, name) for name in _REPEATED}
+    return ResponsesRequest(call, options, ResponsesBody(input="", **repeated), names)
 
 
 def _conversation(body: ResponsesBody) -> Conversation:

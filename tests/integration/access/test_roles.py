@@ -7,6 +7,7 @@ import contextlib
 import re
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from fnmatch import fnmatchcase
 from functools import partial
@@ -43,6 +44,7 @@ from triptych.store import codec, keys
 from triptych.store.bulk import Loaded, Missing, SaveResult
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.shares import Memory, StoreShares
 from triptych.store.sockets import command
 from triptych.store.topology.cluster import slot_of
 
@@ -87,6 +89,7 @@ async def _encoder_uses(store: EmbeddingStore) -> None:
     whole = make_plan("whole", rows=45)
     raw = codec.encode_head(whole, make_body(whole), write_id="0" * 16, ttl=60)
     await store.save(whole, make_body(whole), ttl=60, damaged_digest=codec.damage_digest(raw))
+    await _tenants_use(store)
     leases = Leases(store)
     place = {"address": "10.0.0.1:1", "incarnation": "incarnation"}
     lease = await leases.acquire(whole.mm_hash, term=5, **place)
@@ -95,6 +98,24 @@ async def _encoder_uses(store: EmbeddingStore) -> None:
     assert await leases.renew(lease, 5)
     assert await leases.release(lease)
     await leases.acquire(whole.mm_hash, term=0, **place)
+
+
+async def _tenants_use(store: EmbeddingStore) -> None:
+    """Saves for tenants, one of which has too much, and a scan of what they have."""
+    shares = store.shares = StoreShares(store.topology, store.control, young=0.0)
+    tag = make_plan("tenants").mm_hash
+    shard = await store.topology.shard_of(keys.embedding(tag))
+    plans = [make_plan(f"{tenant} {n}", rows=90) for tenant in ("a", "b") for n in range(8)]
+    plans = [plan for plan in plans if await store.topology.shard_of(keys.embedding(plan.mm_hash)) == shard]
+    for number, plan in enumerate(plans):
+        await store.save(plan, make_body(plan), ttl=60, tenant=str(number % 2) * 16)
+    await shares.note()
+    shares._memory[shard] = Memory(used=1 << 20, limit=1024, at=time.monotonic())
+    await shares.take("0" * 16, plans[-1].mm_hash, plans[-1].nbytes, 60)
+    assert shares.deleted
+    for plan in plans:
+        await store.control.execute("UNLINK", keys.embedding(plan.mm_hash))
+    await shares.scan(shard)
 
 
 async def use_as_pd(url: str) -> None:

@@ -122,6 +122,22 @@ async def test_a_damaged_value_is_replaced_by_the_job_that_names_it(b: Bench, st
     assert torch.equal(rows, good)
 
 
+async def test_an_embedding_is_counted_for_the_tenant_of_its_job(b: Bench, store: EmbeddingStore) -> None:
+    job = await Job(b, media(8), changes={"tenant": "a" * 16}).planned()
+    assert (await job.finished()).WhichOneof("body") == "ready"
+    # As an older proxy sends it.
+    other = await Job(b, media(9)).planned()
+    assert (await other.finished()).WhichOneof("body") == "ready"
+    usage, _ = keys.usage("0", "", "")
+    counted: dict[bytes, bytes] = {}
+    async with asyncio.timeout(20):
+        while not counted:
+            await asyncio.sleep(0.02)
+            counted = await store.control.execute("HGETALL", usage)
+    plan, _ = await stored_rows(store, job)
+    assert counted == {b"aaaaaaaaaaaaaaaa:embedding": str(plan.nbytes).encode()}
+
+
 async def test_media_go_with_the_plan_and_pixels_with_the_rows(b: Bench, store: EmbeddingStore) -> None:
     stream = await Job(b, media(7)).planned()
     [job] = b.worker.jobs.open_jobs()

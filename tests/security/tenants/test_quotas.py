@@ -74,10 +74,10 @@ def test_every_scenario_is_of_a_quota() -> None:
 #: What bounds a number or makes others wait, outside the quotas: by file and name, why it is no budget.
 NO_BUDGETS = {
     ("admission.py", "Overloaded"): "backpressure of lost embeddings, and the media's budget",
-    ("http/endpoint.py", "ThreadPoolExecutor"): "the thread of the quota `parser`",
     ("media/connection.py", "TCPConnector"): "of one fetch",
     ("media/spool.py", "Semaphore"): "of one request",
     ("openai/completions/endpoint.py", "Queue"): "of one request",
+    ("parsing/parsers.py", "ThreadPoolExecutor"): "the thread of the quota `parser`",
     ("requests/request.py", "Overloaded"): "of one stream: its client does not read, its worker goes on",
 }
 PROXY = Path(__file__).parents[3] / "proxy"

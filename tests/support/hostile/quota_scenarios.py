@@ -216,6 +216,17 @@ async def large_bodies(tenants: TwoTenants, large: tuple[str, bytes] = LARGE_CHA
     await until(lambda: len(parser._waiting.get(A, ())) == 13, "A's bodies before the parser")
 
 
+async def a_process_that_parses(tenants: TwoTenants) -> None:
+    tenants.stack.enter_context(tenants.cluster.quotas["parser-processes"].hold(A, 1))
+    for _ in range(3):
+        tenants.spawn(tenants.post(A, chat_body("x" * 2 * MIB)))
+    await full(tenants, "parser-processes")
+
+
+async def another_process(tenants: TwoTenants) -> None:
+    assert await tenants.post(B, chat_body("x" * 2 * MIB)) == 200
+
+
 async def a_body_between(tenants: TwoTenants) -> None:
     asked = asyncio.create_task(_large_body(tenants, B, LARGE_CHAT))
     await until(lambda: B in tenants.cluster.quotas["parser"]._waiting, "B's body before the parser")
@@ -344,6 +355,7 @@ SCENARIOS: dict[str, Scenario] = {
     "queries": Scenario(queries, another_query, {"max_queue": 8}),
     "query-turns": Scenario(queries, another_query),
     "parser": Scenario(large_bodies, a_body_between),
+    "parser-processes": Scenario(a_process_that_parses, another_process, {"max_body": 8 * MIB}),
     "replies": Scenario(unread_streams, small_requests, {"connections": PATIENT, "reply_memory": 2 * MIB}),
     "fetches": Scenario(slow_servers, a_picture_by_url, {"media_flags": LOCAL | {"media_fetches": 4}}),
     "look-ups": Scenario(

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from triptych.encoder_worker.decode_places import DecodePlaces, Place
+from triptych.encoder_worker.decode_places import DecodePlace, DecodePlaces
 from triptych.encoder_worker.scheduler import EncoderItem, EncoderScheduler, Errand
 
 
-def filled(places: DecodePlaces, tenant: str, place: Place = Place.PROCESS, now: float = 0.0) -> int:
+def filled(
+    places: DecodePlaces, tenant: str, place: DecodePlace = DecodePlace.PROCESS, now: float = 0.0
+) -> int:
     """Begins decodes of the tenant until it has no place more; returns their number."""
     count = 0
     while places.may_begin(tenant, place):
-        places.begin((tenant, place, count), tenant, place, now)
+        places.begin((tenant, place, count), tenant, place, 0.0)
         count += 1
     return count
 
@@ -20,7 +22,7 @@ def filled(places: DecodePlaces, tenant: str, place: Place = Place.PROCESS, now:
 @pytest.mark.parametrize(
     ("threads", "shares"), [(1, [1, 1, 0]), (2, [2, 1, 1, 0]), (8, [8, 4, 2, 1, 1, 0]), (3, [3, 2, 1, 0])]
 )
-@pytest.mark.parametrize("place", [Place.PROCESS, Place.INDEX])
+@pytest.mark.parametrize("place", [DecodePlace.PROCESS, DecodePlace.INDEX])
 def test_one_tenant_has_all_cores_and_whoever_comes_next_finds_places(threads, shares, place):
     """Up to the capacity, which is the sum of the shares."""
     places = DecodePlaces(threads)
@@ -30,15 +32,15 @@ def test_one_tenant_has_all_cores_and_whoever_comes_next_finds_places(threads, s
 
 def test_threads_are_one_tenants_as_far_as_they_go() -> None:
     places = DecodePlaces(4)
-    assert filled(places, "alice", Place.THREAD) == 4
-    assert filled(places, "bob", Place.THREAD) == 0
-    assert filled(places, "bob", Place.PROCESS) == 4
+    assert filled(places, "alice", DecodePlace.THREAD) == 4
+    assert filled(places, "bob", DecodePlace.THREAD) == 0
+    assert filled(places, "bob", DecodePlace.PROCESS) == 4
 
 
 def test_the_tenant_with_the_least_seconds_is_next_those_under_way_included() -> None:
     places = DecodePlaces(2)
-    places.begin("long", "alice", Place.PROCESS, 0.0)
-    places.begin("short", "bob", Place.PROCESS, 0.0)
+    places.begin("long", "alice", DecodePlace.PROCESS, 0.0)
+    places.begin("short", "bob", DecodePlace.PROCESS, 0.0)
     assert places.end("short", 3.0) == 3.0
     assert places.seconds("alice", 3.0) == places.seconds("bob", 3.0) == 3.0
     assert places.seconds("alice", 9.0) > places.seconds("bob", 9.0)
@@ -48,7 +50,7 @@ def test_the_tenant_with_the_least_seconds_is_next_those_under_way_included() ->
 
 def test_a_decode_is_charged_once() -> None:
     places = DecodePlaces(2)
-    places.begin("one", "alice", Place.THREAD, 0.0)
+    places.begin("one", "alice", DecodePlace.THREAD, 0.0)
     assert [places.end("one", 2.0), places.end("one", 5.0)] == [2.0, 0.0]
     assert places.seconds("alice", 5.0) == 2.0
     assert len(places) == 0
@@ -57,7 +59,7 @@ def test_a_decode_is_charged_once() -> None:
 def test_time_without_decodes_saves_nothing_up() -> None:
     places = DecodePlaces(2)
     for number in range(10):
-        places.begin(number, "alice", Place.THREAD, 10.0 * number)
+        places.begin(number, "alice", DecodePlace.THREAD, 10.0 * number)
         places.end(number, 10.0 * number + 10.0)
     assert places.seconds("alice", 100.0) == 100.0
     # Who comes now is served next, and does not have 100 s before alice is served again.
@@ -67,7 +69,7 @@ def test_time_without_decodes_saves_nothing_up() -> None:
 def test_tenants_without_decodes_are_forgotten() -> None:
     places = DecodePlaces(1)
     for number in range(4096):
-        places.begin(number, f"tenant {number}", Place.THREAD, float(number))
+        places.begin(number, f"tenant {number}", DecodePlace.THREAD, float(number))
         places.end(number, number + 1e-9)
     assert len(places._seconds) <= 512
 
@@ -169,8 +171,8 @@ def test_an_item_that_turns_out_heavy_waits_for_a_process_and_frees_its_thread()
     queue.scheduler.decoded(first, 0.1)
     begun = [queue.scheduler.next_preparation(0.1), queue.scheduler.next_preparation(0.1)]
     assert [(item is first, item and item.place) for item in begun] == [
-        (True, Place.PROCESS),
-        (False, Place.THREAD),
+        (True, DecodePlace.PROCESS),
+        (False, DecodePlace.THREAD),
     ]
 
 

@@ -121,11 +121,14 @@ def test_a_good_job_is_taken() -> None:
     spec = parse_job(job(processor_options='{"max_pixels": 7}', re_encode=True), FORMAT)
     assert (spec.mm_hash, spec.media_bytes, spec.re_encode) == ("b" * 64, 5, True)
     assert spec.processor_options == {"max_pixels": 7}
+    assert spec.tenant == ""
+    assert parse_job(job(tenant="0123456789abcdef"), FORMAT).tenant == "0123456789abcdef"
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
+        ("tenant", "alice"),
         ("mm_hash", "b" * 63),
         ("mm_hash", "B" * 64),
         ("namespace", "c" * 64),
@@ -136,6 +139,8 @@ def test_a_good_job_is_taken() -> None:
         ("timeout", -1.0),
         ("timeout", float("nan")),
         ("damaged_digest", "x"),
+        ("tenant", "alice"),
+        ("tenant", "A" * 16),
         ("processor_options", "[1]"),
         ("processor_options", "{"),
         ("processor_options", "[" * 60000),

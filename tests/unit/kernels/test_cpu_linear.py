@@ -50,7 +50,7 @@ def check(found: torch.Tensor, expected: torch.Tensor, atol: float = 2e-2) -> No
 
 @pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
 @pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, 13, 16, 32])
-@pytest.mark.parametrize("sizes", [(64, 2), (128, 34), (192, 520)])
+@pytest.mark.parametrize("sizes", [(64, 2), (128, 34), (192, 520), (64, 32), (192, 544)])
 def test_every_instruction_set_gives_the_product(rows, sizes, block, instructions):
     outs, ins = sizes
     x, weight, bias = among_nan(draw(rows, ins)), draw(outs, ins, seed=1), draw(outs, seed=2)
@@ -61,8 +61,11 @@ def test_every_instruction_set_gives_the_product(rows, sizes, block, instruction
 
 @pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
 @pytest.mark.parametrize("rows", [1, 8, 17])
-def test_a_norm_before_and_a_sum_after_are_part_of_the_call(rows: int, block: int, instructions: int) -> None:
-    x, weight, scale = among_nan(draw(rows, 70)), draw(128, 70, seed=1), draw(70, seed=2)
+@pytest.mark.parametrize("ins", [70, 96])
+def test_a_norm_before_and_a_sum_after_are_part_of_the_call(
+    rows: int, ins: int, block: int, instructions: int
+) -> None:
+    x, weight, scale = among_nan(draw(rows, ins)), draw(128, ins, seed=1), draw(ins, seed=2)
     added, packed = among_nan(draw(rows, 128, seed=3)), blocked(weight, block)
     found = kernel.multiply(
         x,
@@ -74,17 +77,18 @@ def test_a_norm_before_and_a_sum_after_are_part_of_the_call(rows: int, block: in
         residual=added,
         instructions=instructions,
     )
-    normed = functional.rms_norm(x.float(), (70,), scale.float(), EPSILON)
+    normed = functional.rms_norm(x.float(), (ins,), scale.float(), EPSILON)
     # A normalised input may be rounded to the other of its two neighbours.
     check(found, normed.bfloat16().float() @ weight.float().T + added.float(), atol=6e-2)
 
 
 @pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
 @pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("ins", [66, 64])
 def test_gated_outputs_are_silu_of_one_half_times_the_other(
-    biased: bool, block: int, instructions: int
+    ins: int, biased: bool, block: int, instructions: int
 ) -> None:
-    x, weight = draw(9, 66), draw(256, 66, seed=1)
+    x, weight = draw(17, ins), draw(256, ins, seed=1)
     bias, packed = draw(256, seed=2) if biased else None, blocked(weight, block)
     found = kernel.multiply(
         x, packed.data_ptr(), 256, block, gated=True, bias=bias, instructions=instructions
@@ -141,6 +145,35 @@ def test_blocks_that_the_kernel_does_not_have_or_that_do_not_fit_are_refused(out
         kernel.multiply(draw(1, 4), blocked(draw(96, 4), 32).data_ptr(), 96, 32, gated=True)
 
 
+@pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
+@pytest.mark.parametrize("sizes", [(1, 1), (9, 35), (33, 128)])
+def test_rows_are_normalised_and_gated_beside_another_product(sizes: tuple[int, int], instructions: int):
+    rows, width = sizes
+    x, scale = among_nan(draw(rows, 2 * width)), draw(2 * width, seed=1)
+    normed = kernel.normalise(x, scale, EPSILON, instructions=instructions)
+    check(normed, functional.rms_norm(x.float(), (2 * width,), scale.float(), EPSILON))
+    gated = kernel.gate(x, instructions=instructions)
+    check(gated, functional.silu(x[:, :width].float()) * x[:, width:].float())
+    assert normed.shape == (rows, 2 * width) and gated.shape == (rows, width)
+
+
+@pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
+def test_rows_overflow_where_torchs_do_and_nan_stays_in_its_row(instructions: int) -> None:
+    x = draw(4, 64)
+    x[0], x[1, :32], x[1, 32:], x[2, 5] = 3e38, -3e38, 1.0, float("nan")
+    gated = kernel.gate(x, instructions=instructions)
+    assert gated[0].isposinf().all() and gated[1].eq(0).all()
+    assert gated[2].isnan().tolist() == [at == 5 for at in range(32)] and gated[3].isfinite().all()
+    normed = kernel.normalise(x, torch.ones(64, dtype=x.dtype), EPSILON, instructions=instructions)
+    assert normed[2].isnan().all() and normed[3].isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (2, 0)])
+def test_no_rows_and_no_width_are_refused(shape: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="does not take"):
+        kernel.gate(draw(*shape))
+
+
 def layer(outs: int = 256, ins: int = 256) -> nn.Linear:
     plain = nn.Linear(ins, outs).to(torch.bfloat16)
     with torch.no_grad():
@@ -154,7 +187,7 @@ needs_blocked_bfloat16 = pytest.mark.skipif(
 
 
 def packed_by_hand(plain: nn.Linear, block: int, monkeypatch: pytest.MonkeyPatch) -> PrepackedLinear:
-    """The layer as another chip's oneDNN would lay it out: this chip's may pack otherwise."""
+    """The layer with its weight as another chip's oneDNN lays it out, for our kernel alone."""
     memory = blocked(plain.weight.detach(), block)
     monkeypatch.setattr(torch.ops.mkldnn, "data_ptr", lambda _: memory.data_ptr())
     monkeypatch.setattr(torch.ops.mkldnn, "_nbytes", lambda _: memory.nbytes)
@@ -170,7 +203,7 @@ def test_the_kernel_reads_every_layout_of_every_chip(block, monkeypatch):
     assert packed.block == block
     inner = prepack.multiply
     monkeypatch.setattr(prepack, "multiply", lambda *args, **named: calls.append(1) or inner(*args, **named))
-    for rows in (1, prepack._max_rows()):
+    for rows in (1, max(prepack.ROWS)):
         x = draw(rows, 256, seed=1)
         check(packed(x), functional.linear(x.float(), plain.weight.float(), plain.bias.float()).detach())
     assert len(calls) == 2
@@ -182,16 +215,16 @@ def test_a_prepacked_layer_gives_few_rows_to_the_kernel_and_others_to_onednn(mon
     packed = PrepackedLinear(plain)
     inner = prepack.multiply
     monkeypatch.setattr(prepack, "multiply", lambda *args, **named: calls.append(1) or inner(*args, **named))
-    few = prepack._max_rows()
+    few = max(prepack.ROWS)
     for rows, by_kernel in ((1, True), (few, True), (few + 1, False), (0, False)):
         calls.clear()
         x = draw(rows, 256, seed=1)
         check(packed(x), functional.linear(x.float(), plain.weight.float(), plain.bias.float()).detach())
         # Where oneDNN leaves the weight as it was, as with AVX-512 alone, it multiplies all rows.
         assert bool(calls) == (by_kernel and packed.block > 0)
-    assert not packed.takes(draw(256, 1).T.expand(2, 256)[:, ::2])
+    assert not packed.fuses(draw(256, 1).T.expand(2, 256)[:, ::2])
     monkeypatch.setattr(prepack, "kernel_library", lambda: None)
-    assert not PrepackedLinear(plain).takes(draw(1, 256))
+    assert not PrepackedLinear(plain).fuses(draw(1, 256))
 
 
 LEVELS = {
@@ -224,11 +257,33 @@ def test_the_layout_of_each_level_of_onednn_is_known_where_it_blocks_pairs_of_in
 
 
 @needs_blocked_bfloat16
+@pytest.mark.parametrize("chosen", [(), (1, 4), prepack.ROWS])
+def test_the_kernel_multiplies_the_rows_that_were_chosen_and_the_rest_is_alike(chosen, block, monkeypatch):
+    plain, calls = layer(), []
+    packed = packed_by_hand(plain, block, monkeypatch)
+    packed.choose(chosen)
+    inner, norm = prepack.multiply, nn.RMSNorm(256, EPSILON).to(torch.bfloat16)
+    norm.weight = nn.Parameter(draw(256, seed=4), requires_grad=False)
+    monkeypatch.setattr(prepack, "multiply", lambda *args, **named: calls.append(1) or inner(*args, **named))
+    for rows in (*range(1, 34), 40):
+        calls.clear()
+        x, added = draw(rows, 256, seed=1), draw(rows, 256, seed=2)
+        weight, bias = plain.weight.detach().float(), plain.bias.detach().float()
+        normed = functional.rms_norm(x.float(), (256,), norm.weight.float(), EPSILON).bfloat16().float()
+        product = functional.linear(normed, weight, bias)
+        check(packed.multiply(x, norm=norm, residual=added), product + added.float(), atol=0.3)
+        first, second = functional.linear(x.float(), weight, bias).chunk(2, -1)
+        check(packed.multiply(x, gated=True), functional.silu(first) * second, atol=1.5)
+        above = min((count for count in prepack.ROWS if count >= rows), default=0)
+        assert len(calls) == (2 if above in chosen else 0), rows
+
+
+@needs_blocked_bfloat16
 def test_a_layout_that_is_not_known_is_left_to_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     other = torch.ops.mkldnn._reorder_linear_weight(draw(256, 256, seed=5))
     assert not prepack.known_block(layer().weight.detach(), other)
     # Neither 32 nor 64 divide it: oneDNN pads it.
-    assert not PrepackedLinear(layer(outs=80)).takes(draw(1, 256))
+    assert PrepackedLinear(layer(outs=80)).block == 0
 
 
 SETS = range(cpu_attention.WIDEST + 1)

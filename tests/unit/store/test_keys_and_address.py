@@ -21,6 +21,8 @@ def test_keys_that_one_script_touches_carry_one_tag() -> None:
     assert {name.partition(":")[0] for name in registry} == {"{registry}"}
     leases = (keys.LEASES, keys.LEASE_DEADLINES)
     assert {name.partition(":")[0] for name in leases} == {"{leases}"}
+    usage = keys.usage("7", "a" * 16, "embedding")
+    assert {name.partition("}")[0] for name in usage} == {"{usage:7"}
 
 
 @pytest.mark.parametrize("name", ["", "../escaped", "AB" * 32, "ab" * 31, "ab" * 32 + "\n", "{x}" + "a" * 61])

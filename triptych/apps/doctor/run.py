@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from triptych.apps.doctor.cluster import look_at_cluster
 from triptych.apps.doctor.finding import CheckResult, Group, fail, fail_of, note
+from triptych.apps.doctor.kernels import check_kernels
 from triptych.apps.doctor.machine import (
     MachineState,
     check_machine,
@@ -33,7 +34,9 @@ def examine(config: DoctorConfig) -> Iterator[Group]:
     yield "machine", _guarded("machine", lambda: check_machine(state, media_disk=proxy.media_disk))
     yield (
         "devices and model",
-        _guarded("device", lambda: check_devices(devices)) + _guarded("model", lambda: _model(config)),
+        _guarded("device", lambda: check_devices(devices))
+        + _guarded("kernels", lambda: check_kernels(config.pd))
+        + _guarded("model", lambda: _model(config)),
     )
     yield "secrets", _guarded("secrets", lambda: check_secrets(proxy))
     if not config.url:

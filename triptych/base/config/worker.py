@@ -258,6 +258,12 @@ class PDConfig(WorkerConfig):
         "on a GPU, cpu on a CPU, else sdpa",
         choices=("auto", "triton", "cpu", "sdpa"),
     )
+    linear_kernel: str = flag(
+        "auto",
+        "product of up to 32 rows of bfloat16 on a CPU: triptych, our own kernel; onednn; auto: the faster "
+        "one for each size, measured at the first start on a machine",
+        choices=("auto", "triptych", "onednn"),
+    )
     decode_graphs: str = flag(
         "off",
         "how decode-only steps run: off, operator by operator; cuda, as CUDA graphs (never run on a GPU "

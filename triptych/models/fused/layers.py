@@ -52,7 +52,7 @@ class FusedDecoderLayer(nn.Module):
         #: Outputs that are rotated, and those that are not.
         self._rotated = [sizes[0] + sizes[1], sizes[2]]
         self._epsilon = 0.0
-        self._by_kernel: bool | None = None
+        self._fused: bool | None = None
         self.register_buffer("qk_weight", None, persistent=False)
         if hasattr(attention, "q_norm"):
             self._take_norms(attention.q_norm, attention.k_norm)
@@ -76,7 +76,7 @@ class FusedDecoderLayer(nn.Module):
 
         `attention` reaches the registered attention function as the keyword `attn_metadata`.
         """
-        if self._takes(hidden):
+        if self._fuses(hidden):
             out = self._attend(self.qkv.multiply(hidden, norm=self.input_layernorm), cos, sin, attention)
             hidden = self.o_proj.multiply(out, residual=hidden)
             inner = self.gate_up.multiply(hidden, norm=self.post_attention_layernorm, gated=True)
@@ -89,18 +89,18 @@ class FusedDecoderLayer(nn.Module):
         result = self.down_proj(self.act_fn(gate).mul_(up))
         return result.add_(hidden)
 
-    def _takes(self, hidden: torch.Tensor) -> bool:
-        """Whether our kernel multiplies these rows by all of the layer's weights."""
-        if self._by_kernel is None:
-            layers = (self.qkv, self.o_proj, self.gate_up, self.down_proj)
+    def _fuses(self, hidden: torch.Tensor) -> bool:
+        """Whether all of the layer's weights take what stands beside their products as a part of them."""
+        if self._fused is None:
             norms = (self.input_layernorm, self.post_attention_layernorm)
-            self._by_kernel = (
-                all(type(layer) is PrepackedLinear and layer.takes(hidden[:1]) for layer in layers)
+            layers = (self.qkv, self.o_proj, self.gate_up, self.down_proj)
+            self._fused = (
+                all(type(layer) is PrepackedLinear and layer.fuses(hidden[:1]) for layer in layers)
                 and all(type(norm) is nn.RMSNorm and norm.weight.dtype == hidden.dtype for norm in norms)
                 and type(self.act_fn) in (nn.SiLU, SiLUActivation)
-                and self._mlp_sizes[0] % self.gate_up.block == 0
+                and self._mlp_sizes[0] == self._mlp_sizes[1]
             )
-        return self._by_kernel and self.qkv.takes(hidden)
+        return self._fused and bool(self.qkv.fuses(hidden))
 
     def _attend(
         self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attention: object

@@ -175,6 +175,8 @@ def _without_experts(decoder: nn.Module) -> list[Any]:
     replaced: list[Any] = []
     for module in decoder.modules():
         stacked = any(parameter.dim() == 3 for parameter in module.parameters(recurse=False))
+        if not stacked and any(parameter.dim() == 3 for parameter in module.parameters()):
+            continue  # it holds experts, and may give back more than what it was given
         if stacked or type(module).__name__.endswith(("Experts", "NaiveMoe", "MLP", "Norm")):
             module.forward = lambda *given, **named: (*given, *named.values())[0]
             replaced.append(module)

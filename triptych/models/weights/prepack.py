@@ -7,17 +7,19 @@ rows of a decode step that is a third of the time and more (`benchmarks/results/
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections import Counter
-from functools import cache, partial
+from collections.abc import Collection
+from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import nn
 from torch.nn import functional
 from transformers.activations import GELUActivation, GELUTanh
 
+from triptych.base.machine.pages import use_huge_pages
 from triptych.base.progress.progress import each
-from triptych.kernels.cpu_linear import BLOCKS, multiply
+from triptych.kernels.cpu_linear import BLOCKS, gate, multiply, normalise
 from triptych.kernels.library import kernel_library
 
 #: Those of torch's compiler for CPUs: the only ones that take a dense input and a blocked weight.
@@ -30,15 +32,15 @@ MINIMUM = {torch.float32: 1 << 19, torch.bfloat16: 1 << 16}
 MIN_MANY_ROWS = 1 << 16
 
 
-#: Rows that our kernel multiplies faster than oneDNN, and where AMX multiplies more of them as fast as one.
-MAX_ROWS, _MAX_AMX_ROWS = 32, 4
-_HUGE_PAGE, _MADV_COLLAPSE = 2 << 20, 25
+#: Rows that are measured, see `product_choice`; a number between two of them is served as the larger.
+ROWS = (1, 2, 4, 8, 16, 32)
 
 
 class PrepackedLinear(nn.Module):
     """A linear layer in place of an `nn.Linear`, with `weight` in oneDNN's layout; its `to_dense()` is W.
 
-    Few rows of bfloat16 are multiplied by our own kernel, where that knows the layout.
+    Few rows of bfloat16 are multiplied by our own kernel, where that knows the layout: all of ROWS, until
+    `choose` says which.
     """
 
     def __init__(self, original: nn.Linear) -> None:
@@ -48,17 +50,25 @@ class PrepackedLinear(nn.Module):
         self.weight = nn.Parameter(blocked, requires_grad=False)
         self.bias = original.bias
         self._attr, self._algorithm = "none", ""
-        self._address, self._max_rows = 0, 0
+        count = torch.ops.mkldnn._nbytes(blocked)
+        self._address = torch.ops.mkldnn.data_ptr(blocked)
+        use_huge_pages(self._address, count)
+        has_kernels = kernel_library() is not None
         #: Outputs of a block of the weight as our kernel reads it; 0 where it does not.
-        self.block = 0 if kernel_library() is None else known_block(original.weight.detach(), blocked)
-        if self.block:
-            self._address, self._max_rows = torch.ops.mkldnn.data_ptr(blocked), _max_rows()
-            _use_huge_pages(self._address, original.weight.nbytes)
+        self.block = known_block(original.weight.detach(), blocked) if has_kernels else 0
+        self._fuses = has_kernels and original.weight.dtype == torch.bfloat16
+        self.choose(ROWS)
 
-    def takes(self, x: torch.Tensor) -> bool:
+    def choose(self, rows: Collection[int]) -> None:
+        """From now on our kernel multiplies these of ROWS, if it reads the weight, and oneDNN all others."""
+        self.chosen = tuple(count for count in ROWS if count in rows and self.block)
+        steps = pairwise((0, *ROWS))
+        self._by_kernel = [False] + [high in self.chosen for low, high in steps for _ in range(high - low)]
+
+    def fuses(self, x: torch.Tensor) -> bool:
         """Whether `multiply` takes these rows."""
-        few = x.dim() == 2 and 0 < len(x) <= self._max_rows and self._attr == "none"
-        return few and x.dtype == torch.bfloat16 and x.stride(1) == 1
+        taken = self._fuses and self._attr == "none" and x.dtype == torch.bfloat16
+        return taken and x.dim() == 2 and len(x) > 0 and x.stride(1) == 1
 
     def multiply(
         self,
@@ -68,23 +78,37 @@ class PrepackedLinear(nn.Module):
         residual: torch.Tensor | None = None,
         gated: bool = False,
     ) -> torch.Tensor:
-        """The layer over x [rows, in_features], normalised by `norm` before, as one call of our kernel.
+        """The layer over x [rows, in_features], normalised by `norm` before.
 
         `residual` [rows, out_features] is added. `gated`: the result is SiLU of the first half of the
-        outputs, times the second half.
+        outputs, times the second half. One call of our kernel does all, or several do what oneDNN does not.
         """
         weight, epsilon = (None, 0.0) if norm is None else (norm.weight, norm.eps or 0.0)
-        return multiply(
-            x,
-            self._address,
-            self.out_features,
-            self.block,
-            bias=self.bias,
-            norm=weight,
-            epsilon=epsilon,
-            residual=residual,
-            gated=gated,
+        if self._kernel_takes(x) and not (gated and self.out_features % (2 * self.block)):
+            return multiply(
+                x,
+                self._address,
+                self.out_features,
+                self.block,
+                bias=self.bias,
+                norm=weight,
+                epsilon=epsilon,
+                residual=residual,
+                gated=gated,
+            )
+        out = self._multiply(x if weight is None else normalise(x, weight, epsilon))
+        if gated:
+            out = gate(out)
+        return out if residual is None else out.add_(residual)
+
+    def _kernel_takes(self, x: torch.Tensor) -> bool:
+        return len(x) < len(self._by_kernel) and self._by_kernel[len(x)]
+
+    def _multiply(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, self.weight, self.bias, self._attr, [], self._algorithm
         )
+        return out
 
     def fuse_gelu(self, approximate: str) -> None:
         """From now on `forward` gives GELU of the product; `approximate` is torch's, "none" or "tanh"."""
@@ -92,17 +116,7 @@ class PrepackedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features], in x's dtype."""
-        if self.takes(x):
-            return self.multiply(x)
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-            x, self.weight, self.bias, self._attr, [], self._algorithm
-        )
-        return out
-
-
-@cache
-def _max_rows() -> int:
-    return _MAX_AMX_ROWS if torch.cpu._is_amx_tile_supported() else MAX_ROWS
+        return self.multiply(x) if self.fuses(x) and self._kernel_takes(x) else self._multiply(x)
 
 
 def known_block(weight: torch.Tensor, blocked: torch.Tensor) -> int:
@@ -122,15 +136,6 @@ def known_block(weight: torch.Tensor, blocked: torch.Tensor) -> int:
             if torch.equal(stored.view(expected.shape), expected):
                 return block
     return 0
-
-
-def _use_huge_pages(address: int, count: int) -> None:
-    """Brings memory into pages of 2 MiB, where the system can: a weight is read in two thirds of the time."""
-    if sys.platform != "linux":
-        return
-    first, last = address // _HUGE_PAGE * _HUGE_PAGE, -(-(address + count) // _HUGE_PAGE) * _HUGE_PAGE
-    # A refusal changes nothing: Linux before 6.1, or no memory in one piece.
-    ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _MADV_COLLAPSE)
 
 
 def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:

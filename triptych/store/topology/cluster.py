@@ -9,6 +9,7 @@ transfers have to know the slots' servers in any case.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -43,6 +44,8 @@ from triptych.store.topology.location import StoreLocation
 from triptych.store.topology.topology import Exchange, Server, ServerPart, Topology, all_of
 
 SLOTS = 16384
+#: Numbers of shards that are tried: enough for a server with a hundredth of the slots.
+_SHARDS = 1024
 
 #: Commands whose second word is not a key.
 _WITHOUT_KEYS = ("CLUSTER", "CONFIG", "FLUSHALL", "INFO", "KEYS", "PING")
@@ -55,6 +58,7 @@ class SlotMap:
 
     def __init__(self, owners: Sequence[Place | None]) -> None:
         self._owners = [*owners, *[None] * (SLOTS - len(owners))]
+        self._shards: dict[Place | None, int] = {}
 
     @classmethod
     def parse(cls, rows: Sequence[Sequence[object]], seed: str) -> SlotMap:
@@ -82,6 +86,14 @@ class SlotMap:
         if 0 <= slot < SLOTS:
             self._owners[slot] = place
 
+    def shard(self, slot: int) -> int:
+        """The first number for which keys about a shard lie where this slot does."""
+        place = self._owners[slot]
+        if place not in self._shards or self.owner(_shard_slot(self._shards[place])) != place:
+            numbers = (number for number in range(_SHARDS) if self.owner(_shard_slot(number)) == place)
+            self._shards[place] = next(numbers, 0)
+        return self._shards[place]
+
     def parts(self) -> dict[Place, float]:
         """The part of all slots that each server has."""
         counts = Counter(owner for owner in self._owners if owner is not None)
@@ -91,6 +103,11 @@ class SlotMap:
 def slot_of(key: str) -> int:
     """The slot of a key: of the tag in its braces, where it has one."""
     return int(key_slot(key.encode()))
+
+
+@functools.cache
+def _shard_slot(number: int) -> int:
+    return slot_of(keys.usage(str(number), "", "")[0])
 
 
 def key_of(args: Sequence[object]) -> str | None:
@@ -164,6 +181,10 @@ class RedisCluster(Topology):
         if place is None:
             raise StoreUnavailable(f"store {self.label}: no server has the slot {slot_of(key)}")
         return self._server_at(place)
+
+    async def shard_of(self, key: str) -> str:
+        await self.owner(key)
+        return str(self._map.shard(slot_of(key)))
 
     def _server_at(self, place: Place) -> Server:
         """The connections to the server there."""

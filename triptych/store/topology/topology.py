@@ -126,6 +126,10 @@ class Topology(ABC):
     def servers(self) -> Sequence[ServerPart]:
         """The servers that values are written to, as now known."""
 
+    async def shard_of(self, key: str) -> str:
+        """The word in the names of keys about all values of the server that holds this key, and them."""
+        return "0"
+
     @property
     def generation(self) -> str:
         """A word that changes when another server takes over keys, as at a failover."""

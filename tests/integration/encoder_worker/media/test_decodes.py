@@ -11,7 +11,7 @@ from support.data.pictures import picture
 from support.engine.encoder_bench import Bench, Job, OpenBench, png
 from support.waiting import until
 from triptych.base.hashing import tenant_digest
-from triptych.encoder_worker.decode_places import Place
+from triptych.encoder_worker.decode_places import DecodePlace
 from triptych.encoder_worker.media import decoder_process, work
 from triptych.protos import encoder_pb2
 
@@ -47,7 +47,7 @@ def decoders(monkeypatch: pytest.MonkeyPatch) -> Decoders:
 
 def used(b: Bench) -> int:
     """Places of processes in use."""
-    return b.worker._loop._scheduler.places.used(Place.PROCESS)
+    return b.worker._loop._scheduler.places.used(DecodePlace.PROCESS)
 
 
 async def sent(b: Bench, seed: int, tenant: str) -> Job:
@@ -60,13 +60,15 @@ async def sent(b: Bench, seed: int, tenant: str) -> Job:
 async def test_a_decode_ends_with_its_client_and_what_it_had_queued_never_begins(open_bench, decoders):
     async with open_bench(decode_threads=2) as b:
         jobs = [await sent(b, seed, ALICE) for seed in range(6)]
+        await until(lambda: all(job.heavy for job in b.worker.jobs.open_jobs()), "the headers of all")
         await until(lambda: decoders.running == 2, "the decodes of one tenant")
+        assert used(b) == 2
         for job in reversed(jobs):
             job.call.cancel()
         await until(lambda: not len(b.worker.jobs) and not used(b), "the end of all jobs")
         assert len(decoders.all) == 2
         assert decoders.running == 0
-        assert b.worker.media.nbytes == b.worker.decoded.nbytes == 0
+        await until(lambda: b.worker.media.nbytes == b.worker.decoded.nbytes == 0, "their bytes")
         assert b.metric("triptych_encoder_decodes_abandoned_total") == 2
         assert b.metric("triptych_encoder_decode_seconds_total") > 0
         await b.until("triptych_encoder_decodes", 0)

@@ -46,6 +46,22 @@ def test_a_budget_below_the_number_of_sequences_is_a_warning(checkpoint, caplog)
         assert said == warnings
 
 
+def test_the_log_and_the_metrics_name_the_kernels_in_use_and_why_no_faster_ones(checkpoint, caplog):
+    caplog.set_level("INFO", "triptych.pd_worker.native")
+    with engine_cell(checkpoint, attention_backend="sdpa") as cell:
+        found = [
+            sample.labels
+            for family in cell.metrics.registry.collect()
+            for sample in family.samples
+            if sample.name == "triptych_pd_kernel" and sample.value == 1
+        ]
+    kernels = {labels["part"]: (labels["kernel"], labels["why"]) for labels in found}
+    assert kernels.keys() == {"linear", "attention", "pages"}
+    assert kernels["linear"] == ("oneDNN", "ours multiplies bfloat16: --dtype bfloat16")
+    assert kernels["attention"][0] == "sdpa"
+    assert f"kernel of linear: oneDNN ({kernels['linear'][1]})" in caplog.text
+
+
 def test_events_come_in_order_and_once_per_step(cell: EngineCell, checkpoint: Checkpoint) -> None:
     request = cell.request(ONE, prompt_ids(checkpoint, ONE), 8)
     cell.finish([request])

@@ -16,6 +16,8 @@ from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_ce
 from support.engine.prompts import CAT, DOG, MIXED, ONE, TEXT, THREE, TWICE
 from support.matrix import matrix
 from triptych.ec_connector.base import EncoderOutput
+from triptych.models.weights.prepack import PrepackedLinear
+from triptych.models.weights.product_choice import choose_products
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import ItemMissing, NewTokens, RequestAdmitted, RequestFinished
 
@@ -281,4 +283,30 @@ def test_the_largest_logit_error_is_at_most_twice_that_of_transformers(family, m
     theirs = teacher_forced_logits(*given, dtype=torch.bfloat16).float()
     ours = torch.stack(teacher.seen)
     assert ours.shape == exact.shape == theirs.shape
+    assert 0 < (ours - exact).abs().max() <= 2 * (theirs - exact).abs().max()
+
+
+@pytest.mark.parametrize("kernels", ["triptych then onednn", "onednn then triptych"])
+def test_the_error_stays_within_its_bound_where_a_resume_finds_other_products(
+    kernels: str, prepack_all: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where two machines chose otherwise, and a request goes from one to the other."""
+    checkpoint = Checkpoint.open("qwen3_vl", dtype=torch.bfloat16)
+    result = reference(checkpoint.path, PROMPT, MANY_TOKENS)
+    teacher = _Teacher(checkpoint, result.token_ids)
+    monkeypatch.setattr(checkpoint.decoder, "logits", teacher)
+    layers = [part for part in checkpoint.decoder.module.modules() if isinstance(part, PrepackedLinear)]
+    assert layers
+    for at, kernel in enumerate(kernels.split(" then ")):
+        before = result.token_ids[: at * MANY_TOKENS // 2]
+        choose_products(checkpoint.decoder.module, kernel)
+        assert {bool(part.chosen) for part in layers if part.block} <= {kernel == "triptych"}
+        with engine_cell(checkpoint, max_num_batched_tokens=BUDGET) as cell:
+            request = cell.request(PROMPT, [*result.prompt_token_ids, *before], MANY_TOKENS // 2)
+            assert cell.finish([request]) == [result.token_ids[len(before) : len(before) + MANY_TOKENS // 2]]
+    given = (checkpoint.path, PROMPT.messages, PROMPT.images, result.token_ids[:-1])
+    exact = teacher_forced_logits(*given)
+    theirs = teacher_forced_logits(*given, dtype=torch.bfloat16).float()
+    ours = torch.stack(teacher.seen)
+    assert ours.shape == exact.shape
     assert 0 < (ours - exact).abs().max() <= 2 * (theirs - exact).abs().max()

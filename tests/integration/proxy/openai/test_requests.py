@@ -156,3 +156,21 @@ async def test_unknown_paths_and_methods_are_answered_in_openais_shape(cluster: 
     for path in ("/chat/completions", "/v1/chat/completion", "/api/v1/chat/completions/"):
         near = await client.post(f"http://127.0.0.1:{cluster.port}{path}")
         assert near.json()["error"]["message"].endswith("; did you mean /v1/chat/completions?")
+    for method, path in (("POST", "/v1/chat/completions/"), ("GET", "/v1/models/"), ("GET", "/docs/")):
+        slash = await client.request(method, f"http://127.0.0.1:{cluster.port}{path}")
+        assert slash.status_code == 404, "no redirect"
+        assert slash.json()["error"]["message"].endswith(f"; did you mean {path.rstrip('/')}?")
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"])
+async def test_what_is_no_http_is_refused_in_json(cluster: FakeCluster, before: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", cluster.port)
+    if before:
+        writer.write(before)
+        await reader.readuntil(b"}")
+    writer.write(b"FOO /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    await writer.wait_closed()
+    assert head.startswith(b"HTTP/1.1 400") and b"application/json" in head
+    assert "HTTP/1.1" in json.loads(body)["error"]["message"]

@@ -18,9 +18,10 @@ from triptych.base.types import WorkerInfo
 from triptych.registry.leases import Lease, Leases, OwnedBy
 from triptych.registry.registry import Registry
 from triptych.registry.scaling import ScalingBoard
-from triptych.store import bulk, codec
+from triptych.store import bulk, codec, keys
 from triptych.store.bulk import Loaded, Missing, SaveResult
 from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.shares import StoreShares
 
 
 async def test_many_items_are_saved_looked_up_and_loaded_byte_for_byte(topology_store):
@@ -159,3 +160,46 @@ async def test_clients_go_to_the_new_host(two, names, monkeypatch, fault):
     finally:
         await writer.close()
         await reader.close()
+
+
+async def test_each_shard_counts_its_values_and_a_tenant_above_its_share_gives_up_its_own(topology_store):
+    store = topology_store
+    servers = [each.server for each in store.topology.servers()]
+    for server in servers:
+        await server.control.execute("CONFIG", "SET", "maxmemory", 48 << 20)
+    store.shares = StoreShares(store.topology, store.control, young=0.0)
+    alice, bob = "a" * 16, "b" * 16
+    theirs = {
+        tenant: [make_plan(f"{tenant} {n}", rows=64, width=2048) for n in range(count)]
+        for tenant, count in ((bob, 12), (alice, 90 * len(servers)))
+    }
+    shards = {}
+    for tenant, plans in theirs.items():
+        for plan in plans:
+            key = keys.embedding(plan.mm_hash)
+            shard = shards[key] = await store.topology.shard_of(key)
+            owners = [
+                await store.topology.on_owner(each, 0, _itself)
+                for each in (key, keys.usage(shard, "", "")[0], keys.usage(shard, tenant, "embedding")[1])
+            ]
+            assert len(set(map(id, owners))) == 1, "counts lie where the values do"
+            await store.save(plan, b"\0" * plan.nbytes, ttl=600, tenant=tenant)
+    await store.shares.note()
+    assert len(set(shards.values())) == len(servers)
+    there = {
+        tenant: sum(await store.control.execute_all([("EXISTS", keys.embedding(p.mm_hash)) for p in plans]))
+        for tenant, plans in theirs.items()
+    }
+    assert there[bob] == 12
+    assert 0 < there[alice] < 90 * len(servers)
+    counted = 0
+    for shard in set(shards.values()):
+        await store.shares.scan(shard)
+        counted += int(
+            await store.control.execute("HGET", keys.usage(shard, "", "")[0], f"{alice}:embedding")
+        )
+    assert counted == there[alice] * theirs[alice][0].nbytes
+
+
+async def _itself(server, ask):
+    return server

@@ -15,6 +15,7 @@ from triptych.base.errors import ConfigError, RateLimited
 from triptych.base.hashing import prefix_root
 from triptych.base.types import SamplingParams
 from triptych.proxy.auth.keys import (
+    KeyEntry,
     KeyLimits,
     KeyRing,
     KeyTable,
@@ -244,3 +245,41 @@ async def test_tokens_count_when_they_have_been_used_and_only_for_their_principa
             raise AssertionError("above the tokens of the minute")
     async with limits.admit(bob):
         assert limits.running(bob) == 1
+
+
+def test_ten_thousand_keys_cost_what_ten_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted, not timed: of a right key and of a wrong one, how often entries are looked at."""
+    looked: list[bytes] = []
+
+    class Digest(bytes):
+        def __eq__(self, other: object) -> bool:
+            looked.append(self)
+            return bytes(self) == other
+
+        __hash__ = bytes.__hash__
+
+    for count in (10, 10_000):
+        digests = [Digest(hashlib.sha256(b"%d" % at).digest()) for at in range(count)]
+        table = KeyTable(KeyEntry(digest, Principal(f"p{at}", NONE)) for at, digest in enumerate(digests))
+        looked.clear()
+        found, missed = table.find(b"7"), table.find(b"-1")
+        assert found == Principal("p7", NONE) and missed is None
+        assert len(looked) <= 2, count
+
+
+def test_a_wrong_key_is_looked_up_once_unless_the_file_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, path = Clock(), tmp_path / "keys"
+    path.write_text(f"alice {_digest('old')}\n")
+    ring = KeyRing("", str(path), NONE, clock)
+    looked = []
+    find = KeyTable.find
+    monkeypatch.setattr(KeyTable, "find", lambda table, key: looked.append(key) or find(table, key))
+    clock.now += 10.0
+    assert ring.find(b"new") is None
+    assert looked == [b"new"]
+    path.write_text(f"alice {_digest('old')}\nbob {_digest('new')}\n")
+    clock.now += 0.5
+    assert ring.find(b"new") == Principal("bob", NONE)
+    assert looked == [b"new"] * 3

@@ -92,7 +92,7 @@ class PlainTable(EncoderJobTable):
             self.kept.begin(job, job.address)
 
     def _address_for(self, job: EncoderJob, slots: list[EncoderSlot]) -> str | None:
-        free = [s for s in slots if self._at(s.address, JobState.PLANNING) < s.plan_credit]
+        free = [slot for slot in slots if self._leaves_credit(job, slot)]
         if job.owner_address in self._encoders:
             return job.owner_address if job.owner_address in [s.address for s in free] else None
         job.owner_address = ""
@@ -102,6 +102,14 @@ class PlainTable(EncoderJobTable):
         ]
         minimum = min((self._work_of(job, s.kind) for s in free), default=0.0)
         return choose_encoder(loads, job.mm_hash, minimum)
+
+    def _leaves_credit(self, job: EncoderJob, slot: EncoderSlot) -> bool:
+        planning = [j for j in self._jobs if j.state is JobState.PLANNING and j.address == slot.address]
+        tenant = job.turn.tenant
+        own = sum(each.turn.tenant == tenant for each in planning)
+        left = slot.plan_credit - len(planning) + own
+        shared = bool(tenant) and not job.re_encode
+        return len(planning) < slot.plan_credit and (not shared or own < max(1, left - max(1, left // 4)))
 
     def _at(self, address: str, state: JobState) -> int:
         return sum(job.state is state and job.address == address for job in self._jobs)

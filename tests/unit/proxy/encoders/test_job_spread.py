@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -221,3 +222,46 @@ def test_changes_of_a_jobs_rank_leave_nothing_behind() -> None:
     assert len(queue._heap) <= 67
     queue.discard(job)
     assert queue.first() is None
+
+
+def flooded(credit: int, *, shared: bool = True) -> EncoderJobTable:
+    """A table with two encoders, of which alice has what she gets of the plan credit."""
+    jobs = EncoderJobTable(1 << 20, shared=lambda: shared)
+    jobs.set_encoders(EncoderSlot(name, (SPACE,), credit, credit) for name in ("e1", "e2"))
+    for number in range(64):
+        jobs.want(f"a{number}", f"alice {number}", SPACE, tenant="alice")
+    return jobs
+
+
+def begun(jobs: EncoderJobTable) -> list[str]:
+    return [action.job.mm_hash for action in jobs.pump(0.0) if isinstance(action, StartPlan)]
+
+
+@pytest.mark.parametrize(("credit", "share"), [(16, 12), (4, 3), (2, 1)])
+def test_one_tenants_jobs_leave_plan_credit_at_each_encoder_to_whoever_comes(credit, share):
+    """Its decodes may take half a minute each, and credit comes back with the plan."""
+    jobs = flooded(credit)
+    assert len(begun(jobs)) == 2 * share
+    jobs.want("b", "bob", SPACE, tenant="bob")
+    assert begun(jobs) == ["b"]
+    # All of it can be used: shares are of what the others leave.
+    for number in range(4 * credit):
+        jobs.want(f"t{number}", f"request {number}", SPACE, tenant=f"tenant {number}")
+    assert len(begun(jobs)) == 2 * credit - 2 * share - 1
+    assert begun(jobs) == []
+
+
+def test_one_tenant_alone_has_all_plan_credit_and_so_has_everybody_without_keys() -> None:
+    assert len(begun(flooded(16, shared=False))) == 32
+    jobs = EncoderJobTable(1 << 20)
+    jobs.set_encoders([EncoderSlot("e1", (SPACE,), 16, 16)])
+    for number in range(64):
+        jobs.want(f"a{number}", f"{number}", SPACE)
+    assert len(begun(jobs)) == 16
+
+
+def test_re_encodes_of_admitted_requests_need_no_share() -> None:
+    jobs = flooded(4)
+    assert len(begun(jobs)) == 6
+    jobs.want("again", "alice 0", SPACE, tenant="alice", re_encode=True)
+    assert begun(jobs) == ["again"]

@@ -39,6 +39,11 @@ def spin(raw: bytes) -> None:
         pass
 
 
+def linger(raw: bytes, *, mark: str) -> None:
+    Path(mark).touch()
+    time.sleep(60.0)
+
+
 def grow(raw: bytes) -> None:
     bytes(MEMORY_BYTES)
 
@@ -142,12 +147,26 @@ async def test_a_process_that_has_died_while_it_was_idle_costs_the_next_body_not
     assert pid not in await pids(pool)
 
 
-async def test_a_client_that_goes_takes_its_process_with_it(pool: ParserPool, quota: Quota) -> None:
-    asked = asyncio.create_task(pool.check("", b"", here(spin)))
-    await until(lambda: quota.used == 1, "the body's turn")
+async def test_a_client_that_goes_takes_its_process_with_it(
+    pool: ParserPool, quota: Quota, tmp_path: Path
+) -> None:
+    mark = tmp_path / "mark"
+    asked = asyncio.create_task(pool.check("", b"", here(linger, mark=str(mark))))
+    await until(mark.exists, "the body in its process")
     asked.cancel()
     await asyncio.gather(asked, return_exceptions=True)
     assert not await pids(pool) and not quota.used
+
+
+async def test_a_client_that_goes_while_its_process_starts_leaves_it_to_the_next(
+    pool: ParserPool, quota: Quota
+) -> None:
+    asked = asyncio.create_task(pool.check("", b"", here(fine)))
+    await until(lambda: quota.used == 1, "the body's turn")
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+    assert not quota.used
+    await until(lambda: len(pool._idle) == 1, "the process that was on its way")
 
 
 async def test_one_keys_bodies_leave_a_process_to_the_others(pool: ParserPool, tmp_path: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -126,6 +127,7 @@ def make_request(attempt: int) -> Any:
         min_tokens=0,
         deadline=10.0,
         log_extra={},
+        sending=nullcontext(),
     )
 
 

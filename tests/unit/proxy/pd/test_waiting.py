@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 from support.hostile.operations import operations
+from triptych.base.types import SamplingParams
+from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.pd.waiting import WaitingSubmits
 from triptych.proxy.requests.instructions import Submit
+from triptych.proxy.requests.request import InFlightRequest
 
 ORDER = Submit(1, None, frozenset(), frozenset())
 
@@ -39,6 +43,14 @@ def test_one_tenants_requests_go_resumed_ones_first_and_by_arrival():
     waiting = queue(request("a3", 3), request("a1", 1), request("a2", 2), request("a9", 9, resumed=True))
     assert handed_over(waiting) == ["a9", "a1", "a2", "a3"]
     assert not len(waiting)
+
+
+def test_a_later_window_of_a_sound_goes_before_new_requests_of_its_own_tenant_only():
+    sound = ChatCall("r", "m", (), SamplingParams(), 10.0, tenant="a")
+    later = replace(sound, continues=True)
+    windows = [InFlightRequest(later, at, 10.0, f"a-window{at}") for at in (50, 51, 52)]
+    waiting = queue(request("a1", 1), *windows, request("b1", 2), request("b2", 3))
+    assert handed_over(waiting) == ["a-window50", "b1", "a-window51", "b2", "a-window52", "a1"]
 
 
 def test_a_tenant_with_a_long_queue_keeps_another_one_waiting_for_one_request():

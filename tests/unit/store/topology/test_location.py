@@ -147,6 +147,20 @@ def test_a_moved_slot_has_another_owner() -> None:
     made.move(SLOTS, ("new", 1))
 
 
+def test_keys_about_a_shard_lie_on_it_and_follow_its_slots() -> None:
+    made = SlotMap.parse(ROWS, "asked")
+
+    def place(slot: int) -> object:
+        return made.owner(slot_of(keys.usage(str(made.shard(slot)), "t", "embedding")[1]))
+
+    for slot in (0, 5460, 5461, SLOTS - 1):
+        assert place(slot) == made.owner(slot)
+    for moved in range(3000):
+        made.move(moved, ("new", 1))
+    assert place(0) == ("new", 1)
+    assert place(5460) == made.owner(5460)
+
+
 def test_slots_without_a_server_have_no_owner() -> None:
     assert SlotMap.parse(ROWS[:1], "asked").owner(6000) is None
     assert SlotMap([]).owner(0) is None

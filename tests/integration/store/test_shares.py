@@ -1,0 +1,169 @@
+"""Shares of a real store: a tenant that fills it gives up its own values, never another's."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
+from support.waiting import until
+from triptych.base.types import ItemPlan
+from triptych.store import codec, keys
+from triptych.store.bulk import Loaded
+from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.shares import StoreShares
+
+ALICE, BOB = "a" * 16, "b" * 16
+MEMORY = 16 << 20
+ROWS, WIDTH = 64, 1024
+NBYTES = ROWS * WIDTH * 4
+
+
+@pytest.fixture
+async def small(store: EmbeddingStore) -> EmbeddingStore:
+    """A store of 16 MiB, where values are old at once."""
+    await store.control.execute("CONFIG", "SET", "maxmemory", MEMORY)
+    store.shares = StoreShares(store.topology, store.control, young=0.0)
+    return store
+
+
+def plans_of(name: str, count: int) -> list[ItemPlan]:
+    return [make_plan(f"{name} {n}", rows=ROWS, width=WIDTH) for n in range(count)]
+
+
+async def save(store: EmbeddingStore, name: str, count: int, tenant: str) -> list[ItemPlan]:
+    plans = plans_of(name, count)
+    for plan in plans:
+        await store.save(plan, make_body(plan), ttl=600, tenant=tenant)
+    await store.shares.note()
+    return plans
+
+
+async def held(store: EmbeddingStore, plans: list[ItemPlan]) -> int:
+    """How many of these are stored; the look does not renew them."""
+    return sum(await store.control.execute_all([("EXISTS", keys.embedding(plan.mm_hash)) for plan in plans]))
+
+
+async def counts(store: EmbeddingStore, shard: str = "0") -> dict[str, int]:
+    usage, _ = keys.usage(shard, "", "")
+    found = await store.control.execute("HGETALL", usage)
+    return {name.decode(): int(value) for name, value in found.items()}
+
+
+async def evicted(store: EmbeddingStore) -> int:
+    return (await store.memory()).evicted_keys
+
+
+async def test_a_tenant_that_fills_the_store_evicts_its_own(small: EmbeddingStore) -> None:
+    before = await evicted(small)
+    bobs = await save(small, "bob", 12, BOB)
+    alices = await save(small, "alice", 200, ALICE)
+    assert await held(small, bobs) == 12
+    assert await evicted(small) == before
+    kept = await held(small, alices)
+    # Half of what shares divide is hers, and what bob does not use of it.
+    assert kept * NBYTES > 0.4 * MEMORY - NBYTES
+    assert await held(small, alices[-kept:]) == kept, "the oldest go first"
+    assert (await counts(small))[f"{ALICE}:embedding"] == kept * NBYTES
+    loaded = await small.load(bobs[0], fresh_buffer)
+    assert isinstance(loaded, Loaded) and bytes(loaded.body) == make_body(bobs[0])
+
+
+async def test_without_tenants_the_same_evicts_everybodys(small: EmbeddingStore) -> None:
+    bobs = await save(small, "bob", 12, "")
+    await save(small, "alice", 200, "")
+    assert await held(small, bobs) < 6
+    assert await counts(small) == {}
+
+
+async def test_a_tenant_alone_has_all_of_it(small: EmbeddingStore) -> None:
+    alices = await save(small, "alice", 120, ALICE)
+    assert small.shares.deleted == 0
+    assert await held(small, alices) * NBYTES > 0.8 * MEMORY
+
+
+async def test_values_that_are_young_stay(small: EmbeddingStore) -> None:
+    small.shares = StoreShares(small.topology, small.control, young=600.0)
+    await save(small, "bob", 2, BOB)
+    await save(small, "alice", 100, ALICE)
+    assert small.shares.deleted == 0
+
+
+async def test_a_value_in_parts_goes_with_them(
+    small: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codec, "PART_BYTES", NBYTES // 4)
+    await save(small, "bob", 4, BOB)
+    alices = await save(small, "alice", 100, ALICE)
+    assert await evicted(small) == 0 or small.shares.deleted
+    kept = await held(small, alices)
+    assert kept < 100
+    stored = await small.control.execute("KEYS", "ec:*")
+    assert len(stored) == (kept + 4) * 5
+
+
+async def test_one_save_deletes_no_more_than_a_few_times_its_own_bytes(small: EmbeddingStore) -> None:
+    await small.control.execute("CONFIG", "SET", "maxmemory", 4 * MEMORY)
+    await save(small, "bob", 4, BOB)
+    await save(small, "alice", 60, ALICE)
+    used = (await small.memory()).used_bytes
+    await small.control.execute("CONFIG", "SET", "maxmemory", used + 8 * NBYTES)
+    small.shares = StoreShares(small.topology, small.control, young=0.0)
+    await save(small, "one more", 1, ALICE)
+    assert 0 < small.shares.deleted <= 4
+
+
+async def test_a_wrong_count_is_corrected_by_the_scan(small: EmbeddingStore) -> None:
+    alices = await save(small, "alice", 20, ALICE)
+    bobs = await save(small, "bob", 3, BOB)
+    usage, index = keys.usage("0", BOB, "embedding")
+    await small.control.execute("HSET", usage, f"{ALICE}:embedding", 10**12, f"{BOB}:embedding", -5)
+    await small.control.execute("HSET", usage, "0123456789abcdef:embedding", 7)
+    for plan in (*alices[:5], *bobs):
+        await small.control.execute("DEL", keys.embedding(plan.mm_hash))
+    await small.shares.scan("0")
+    assert await counts(small) == {f"{ALICE}:embedding": 15 * NBYTES}
+    assert not await small.control.execute("EXISTS", index)
+
+
+async def test_an_index_of_many_values_is_scanned_in_steps(small: EmbeddingStore) -> None:
+    await small.control.execute("CONFIG", "SET", "maxmemory", 0)
+    plans = [make_plan(f"tiny {n}", rows=1, width=4) for n in range(1500)]
+    for plan in plans:
+        await small.save(plan, make_body(plan), ttl=600, tenant=ALICE)
+    await small.shares.note()
+    for plan in plans[::2]:
+        await small.control.execute("DEL", keys.embedding(plan.mm_hash))
+    steps = 0
+    while (await counts(small))[f"{ALICE}:embedding"] != 750 * 16:
+        await small.shares.scan("0")
+        steps += 1
+        assert steps < 30
+    assert steps > 1
+
+
+async def test_savers_that_know_no_tenants_save_beside_those_that_do(small: EmbeddingStore) -> None:
+    old = await save(small, "old", 5, "")
+    new = await save(small, "new", 5, ALICE)
+    found = await small.look_up([(plan.mm_hash, NAMESPACE) for plan in (*old, *new)])
+    assert found == [*old, *new]
+    assert await counts(small) == {f"{ALICE}:embedding": 5 * NBYTES}
+
+
+async def test_where_the_server_refuses_the_counts_values_are_saved_all_the_same(small, store_url, caplog):
+    # The permissions of encoders before there were shares.
+    rules = ("on", ">old", "+@all", "-@dangerous", "+info", "~ec:*", "resetchannels")
+    await small.control.execute("ACL", "SETUSER", "encoder-of-old", *rules)
+    old = await EmbeddingStore.connect(store_url.replace("unix://", "unix://encoder-of-old:old@"))
+    plans = plans_of("old", 3)
+    try:
+        with caplog.at_level(logging.WARNING):
+            for plan in plans:
+                await old.save(plan, make_body(plan), ttl=600, tenant=ALICE)
+            await until(lambda: "shares of the store are not kept" in caplog.text)
+            await old.save(plans[0], make_body(plans[0]), ttl=600, tenant=ALICE)
+        assert await held(small, plans) == 3
+        assert caplog.text.count("shares of the store are not kept") == 1
+    finally:
+        await old.close()

@@ -1,0 +1,59 @@
+"""Pages of 2 MiB."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from triptych.base.machine import pages
+from triptych.base.machine.pages import HUGE_PAGE, use_huge_pages, why_no_huge_pages
+
+
+def in_huge_pages(address: int) -> int:
+    """Bytes in huge pages of the mapping that has this address."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first and ":" not in first:
+            begin, end = (int(part, 16) for part in first.split("-"))
+            inside = begin <= address < end
+        elif inside and line.startswith("AnonHugePages:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no smaps")
+def test_written_memory_keeps_its_content_and_is_in_huge_pages_where_the_system_has_them() -> None:
+    memory = torch.arange(2 * HUGE_PAGE, dtype=torch.int64)
+    done = use_huge_pages(memory.data_ptr(), memory.nbytes)
+    assert torch.equal(memory, torch.arange(2 * HUGE_PAGE))
+    if done:
+        assert in_huge_pages(memory.data_ptr()) >= memory.nbytes // 2
+    assert not use_huge_pages(memory.data_ptr(), 0)
+
+
+def test_memory_that_is_not_ours_is_a_refusal_and_no_error() -> None:
+    assert not use_huge_pages(1 << 46, 5)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("always [madvise] never\n", ""),
+        ("[always] madvise never\n", ""),
+        ("always madvise [never]\n", "says never"),
+        (None, "there is no"),
+    ],
+)
+def test_a_system_without_huge_pages_is_told_apart(content, why, tmp_path, monkeypatch):
+    monkeypatch.setattr(pages.sys, "platform", "linux")
+    setting = tmp_path / "enabled"
+    if content is not None:
+        setting.write_text(content)
+    found = why_no_huge_pages(setting)
+    assert found == "" if why == "" else why in found
+    monkeypatch.setattr(pages.sys, "platform", "darwin")
+    assert "Linux" in why_no_huge_pages(setting)
