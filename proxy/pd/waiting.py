@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 from triptych.base.least_service import LeastService
 from triptych.proxy.requests.instructions import Submit
@@ -60,7 +60,7 @@ class WaitingSubmits:
         self.discard(request.request_id)
         self._turns.charge(request.call.tenant, 1.0)
 
-    def in_turns(self) -> Iterator[Entry]:
+    def in_turns(self) -> Generator[Entry, None, None]:
         """Each once, to be looked at and left, or handed over; the next one is chosen after that."""
         passed: list[tuple[str, tuple[bool, int, int, str]]] = []
         try:
