@@ -161,8 +161,8 @@ def test_the_same_file_of_another_tenant_has_a_decoder_of_its_own(started: list[
     assert all(map(ended, started))
 
 
-def in_thread(call: Callable[[], object], stuck: list[Any]) -> tuple[threading.Thread, list[BaseException]]:
-    """The call's error, once it has ended; it waits for a process that says nothing."""
+def in_thread(call: Callable[[], object], work: DecodeWork) -> tuple[threading.Thread, list[BaseException]]:
+    """The call's error, once it has ended; it has asked a process that says nothing, which `work` ends."""
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -171,9 +171,9 @@ def in_thread(call: Callable[[], object], stuck: list[Any]) -> tuple[threading.T
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    while not stuck:
+    while not work._ends:
         thread.join(0.01)
     return thread, errors
 
@@ -181,7 +181,7 @@ def in_thread(call: Callable[[], object], stuck: list[Any]) -> tuple[threading.T
 def test_a_decode_ends_with_its_last_holder_in_the_middle_of_a_question(stuck, clips):
     first, second = clips.hold("file", make_clip()), clips.hold("file", make_clip())
     work = DecodeWork()
-    thread, errors = in_thread(lambda: part(first, work).info, stuck)
+    thread, errors = in_thread(lambda: part(first, work).info, first.clip._work)
     work.cancel()
     first.release()
     assert stuck[0].poll() is None
@@ -206,7 +206,7 @@ def test_work_that_is_cancelled_kills_its_process(stuck: list[Any], kind: str) -
             with MediaClip(b"x", VideoLimits(), work) as clip:
                 clip.frames([0])
 
-    thread, errors = in_thread(decode, stuck)
+    thread, errors = in_thread(decode, work)
     work.cancel()
     thread.join(10)
     assert [type(error) for error in errors] == [Abandoned]
