@@ -11,7 +11,8 @@ BUDGETS: tuple[Budget, ...] = (
         "store",
         "bytes of embeddings",
         "the store's `maxmemory`",
-        "order",
+        "share",
+        "who is above its share deletes its oldest before it saves ([store](store.md#shares-of-tenants)); "
         "the least recently used are evicted, and encoded again on demand",
         flag="--store-memory",
     ),

@@ -247,11 +247,6 @@ class EncodeJob(EncoderItem):
         return next((w.spec.failed_lease_token for w in self.waiters if w.spec.failed_lease_token), "")
 
     @property
-    def tenant(self) -> str:
-        """The digest of the tenant whose job it is; items of several tenants differ."""
-        return next((w.spec.tenant for w in self.waiters if w.spec.tenant), "")
-
-    @property
     def trace_id(self) -> str:
         """The trace that its stages are recorded in; empty where no stream's is recorded."""
         return "" if self.trace is None else self.trace.trace_id

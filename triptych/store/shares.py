@@ -214,12 +214,10 @@ class StoreShares:
         values, memory = self._saved.pop(at, []), self._memory[shard]
         if not values:
             return
-        names = await self._control.script(
-            TAKE,
-            keys.usage(shard, tenant, kind),
-            *(f"{tenant}:{kind}", excess, memory.shared, int(self._ttl) + _INDEX_GRACE),
-            *(self._young, _MOST_VALUES, _MOST_BYTES, *values),
-        )
+        facts = (f"{tenant}:{kind}", excess, memory.shared, int(self._ttl) + _INDEX_GRACE)
+        bounds = (self._young, _MOST_VALUES, _MOST_BYTES)
+        usage = keys.usage(shard, tenant, kind)
+        names = await self._control.script(TAKE, usage, *facts, *bounds, *values)
         if names:
             await self._delete(names, memory, tenant)
 
