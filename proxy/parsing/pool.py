@@ -96,7 +96,7 @@ class ParserProcess:
 def _spawn(connection: socket.socket, cpu_seconds: float) -> subprocess.Popen[bytes]:
     # The folder that this process runs in does not decide what that one imports.
     command = [sys.executable, "-P", "-m", _PROGRAM, str(cpu_seconds)]
-    return subprocess.Popen(command, stdin=connection, stdout=subprocess.DEVNULL)
+    return subprocess.Popen(command, stdin=connection.fileno(), stdout=subprocess.DEVNULL)
 
 
 async def _shared(raw: bytes) -> IO[bytes]:
