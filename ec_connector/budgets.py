@@ -11,8 +11,9 @@ BUDGETS: tuple[Budget, ...] = (
         "store",
         "bytes of embeddings",
         "the store's `maxmemory`",
-        "order",
-        "the least recently used are evicted, and encoded again on demand",
+        "share",
+        "near it, a tenant above its share loses its own oldest; then the least recently used are evicted. "
+        "What is lost is encoded again on demand",
         flag="--store-memory",
     ),
     Budget(
