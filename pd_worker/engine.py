@@ -289,6 +289,7 @@ class StepMetrics:
         gauges = (
             (metrics.requests_running, stats.num_running),
             (metrics.requests_waiting, stats.num_waiting),
+            (metrics.tenants_waiting, stats.tenants_waiting),
             (metrics.kv_blocks_used, stats.kv_blocks_used),
             (metrics.kv_cache_usage, stats.kv_blocks_used / stats.kv_blocks),
             (metrics.host_blocks_used, stats.host_blocks_used),
@@ -337,6 +338,7 @@ class StepMetrics:
     def _step(self, output: SchedulerOutput) -> None:
         metrics = self._metrics
         metrics.preemptions.inc(len(output.preempted))
+        metrics.tenant_preemptions.inc(output.gave_way)
         metrics.projections.inc(len(output.projections))
         metrics.swapped_blocks.inc(len(output.swap_out))
         metrics.prefix_queries.inc(output.prefix_queried)

@@ -20,7 +20,7 @@ from triptych.ec_connector.base import SourceTable
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.events.request_log import AttemptTrace, PDTraces
 from triptych.pd_worker.events.streams import MAX_NAMED, EventStreams
-from triptych.pd_worker.frontend.wire import MAX_KEYS, MAX_REQUESTS, check_count, check_name
+from triptych.pd_worker.frontend.wire import MAX_KEYS, MAX_REQUESTS, check_count, check_name, check_tenant
 from triptych.pd_worker.isolation import Isolation
 from triptych.pd_worker.turn_pool import TurnPool
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
@@ -266,6 +266,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
     async def _query(self, function: Callable[[M], R], message: M) -> R:
         """The result of `function` from the query thread; any failure is a RequestError."""
         tenant, queries = message.tenant, self._open_queries
+        check_tenant(tenant)
         if not has_share(tenant, queries, MAX_QUERIES):
             raise Overloaded("too many queries wait for this worker", retry_after=1.0)
         queries[tenant] += 1
@@ -285,6 +286,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         """Returns once the request is taken. The caller may leave before, or ask again: it is taken once."""
         check_name("request_id", message.request_id)
         check_name("proxy_id", message.proxy_id)
+        check_tenant(message.tenant)
         name = (message.proxy_id, message.request_id, message.attempt)
         if (task := self._taking.get(name)) is None:
             if (refusal := self._refusals.get(name)) is not None:

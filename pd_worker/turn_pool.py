@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from triptych.base.errors import Unavailable
@@ -64,11 +65,9 @@ class TurnPool:
                 continue
             self._free -= 1
             began = self._clock()
-            future.add_done_callback(
-                lambda done, tenant=tenant, work=work, began=began: self._tell(tenant, work, done, began)
-            )
+            future.add_done_callback(partial(self._tell, tenant, work, began))
 
-    def _tell(self, tenant: str, work: _Work, done: Future[Any], began: float) -> None:
+    def _tell(self, tenant: str, work: _Work, began: float, done: Future[Any]) -> None:
         """In the thread."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._end, tenant, work, done, self._clock() - began)

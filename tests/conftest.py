@@ -17,6 +17,8 @@ from triptych.store.embedding_store import EmbeddingStore
 
 # Tiny models lose more at OpenMP's barriers than a second thread gives; read when torch is first imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# gRPC's errors alone, as in services: else each fork beside its threads is an INFO line. Read at its import.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 # Collecting garbage among the modules that the tests import takes a tenth of the run and finds nothing.
 gc.disable()
 

@@ -23,11 +23,17 @@ if TYPE_CHECKING:
     from triptych.kernels.paged_attention import PagedQueries
 
 
+#: Version of the layout of keys and values in memory, for whatever takes their bytes elsewhere: the order of
+#: [parts, heads, blocks, positions, dim] on a CPU, of [parts, blocks, positions, heads, dim] elsewhere.
+LAYOUT_VERSION = 1
+
+
 class PagedKVCache:
     """Keys and values of all layers: [num_blocks, block_size, num_kv_heads, head_dim] of the layer each.
 
     On a CPU they are views of memory that is ordered by head, so that one head's keys of consecutive tokens
-    are contiguous; `key_rows` and `value_rows` are the same memory as [1, num_kv_heads, slots, head_dim].
+    are contiguous, as `kernels/attention.h` reads them; `key_rows` and `value_rows` are the same memory as
+    [1, num_kv_heads, slots, head_dim].
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""Admission of requests, in their order, within limits and with the bytes of their items reserved."""
+"""Admission of requests, in turns between tenants and within limits, with their items' bytes reserved."""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -11,6 +11,7 @@ from triptych.base.config import format_size
 from triptych.base.errors import ContextTooLong, InvalidRequest, RequestError
 from triptych.base.types import MMFeature
 from triptych.pd_worker.core.request import EngineRequest, RequestOrder
+from triptych.pd_worker.core.tenant_turns import TenantTurns
 
 
 class HasOrder(Protocol):
@@ -18,6 +19,9 @@ class HasOrder(Protocol):
 
     @property
     def order(self) -> RequestOrder: ...
+
+    @property
+    def tenant(self) -> str: ...
 
 
 R = TypeVar("R", bound=HasOrder)
@@ -132,17 +136,81 @@ class OrderedRequests(Generic[R]):
         if index < len(self._requests) and self._requests[index] is request:
             del self._requests[index]
 
+    def after(self, request: R | None) -> R | None:
+        """The first one behind `request`, which may have left; None: the first of all."""
+        index = 0 if request is None else bisect.bisect_right(self._requests, request.order, key=order_of)
+        return self._requests[index] if index < len(self._requests) else None
+
+
+class RequestsInTurns(Generic[R]):
+    """Requests in turns between tenants, by `order` inside one."""
+
+    def __init__(self, turns: TenantTurns) -> None:
+        self._turns = turns
+        self._tenants: dict[str, OrderedRequests[R]] = {}
+        #: There was no room for it: its tenant's turn stays.
+        self._held: R | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self._tenants.values()))
+
+    @property
+    def tenants(self) -> Collection[str]:
+        """Those that have a request here."""
+        return self._tenants.keys()
+
+    def add(self, request: R) -> None:
+        """Idempotent."""
+        self._tenants.setdefault(request.tenant, OrderedRequests()).add(request)
+
+    def discard(self, request: R) -> None:
+        """Idempotent."""
+        if self._held is request:
+            self._held = None
+        if (requests := self._tenants.get(request.tenant)) is not None:
+            requests.discard(request)
+            if not requests:
+                del self._tenants[request.tenant]
+
+    def hold(self, request: R) -> None:
+        """There is no room for the request: others never take it for ever, since its tenant stays next."""
+        self._held = request
+
+    def first_of(self, tenant: str) -> R | None:
+        return self._tenants[tenant].first if tenant in self._tenants else None
+
+    @property
+    def first(self) -> R | None:
+        """The next one of all."""
+        return self._tenants[self._next(self._tenants)].first if self._tenants else None
+
+    def one_by_one(self) -> Iterator[R]:
+        """Each once; the next one is chosen when it is asked for, so that requests may come and go."""
+        last: dict[str, R] = {}
+        done: set[str] = set()
+        while left := [tenant for tenant in self._tenants if tenant not in done]:
+            tenant = left[0] if len(left) == 1 else self._next(left)
+            if (request := self._tenants[tenant].after(last.get(tenant))) is None:
+                done.add(tenant)
+                continue
+            last[tenant] = request
+            yield request
+
+    def _next(self, tenants: Collection[str]) -> str:
+        return self._turns.next(tenants, None if self._held is None else self._held.tenant)
+
 
 class AdmissionQueue(Generic[R]):
-    """Requests that wait to be admitted, by `order`.
+    """Requests that wait to be admitted, in turns between tenants and by `order` inside one.
 
-    Those with items wait for all such requests before them, so that small ones never starve a large one;
-    those without wait for none of these.
+    Those with items wait for all such requests before them, so that small ones never starve a large one: its
+    tenant's turn stays. Those without wait for none of these.
     """
 
-    def __init__(self) -> None:
-        self._with_items = OrderedRequests[R]()
-        self._without = OrderedRequests[R]()
+    def __init__(self, turns: TenantTurns | None = None) -> None:
+        self._turns = turns or TenantTurns()
+        self._with_items = RequestsInTurns[R](self._turns)
+        self._without = RequestsInTurns[R](self._turns)
 
     def add(self, request: R, *, has_items: bool) -> None:
         (self._with_items if has_items else self._without).add(request)
@@ -161,6 +229,7 @@ class AdmissionQueue(Generic[R]):
                 if not take(request):
                     if request is self._without.first:
                         return
+                    self._with_items.hold(request)
                     blocked = True
                     continue
             except RequestError as refusal:
@@ -172,7 +241,9 @@ class AdmissionQueue(Generic[R]):
         plain, first = self._without.first, self._with_items.first if with_items else None
         if plain is None or first is None:
             return plain or first
-        return min(plain, first, key=order_of)
+        if plain.tenant == first.tenant:
+            return min(plain, first, key=order_of)
+        return plain if self._turns.next((plain.tenant, first.tenant)) == plain.tenant else first
 
 
 @dataclass(frozen=True, slots=True)

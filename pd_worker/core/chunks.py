@@ -17,14 +17,16 @@ from triptych.pd_worker.core.outputs import (
     SchedulerOutput,
 )
 from triptych.pd_worker.core.request import RequestState
+from triptych.pd_worker.core.tenant_turns import TenantTurns
 
 
 class ChunkMaker:
     """Adds chunks of requests that hold their blocks."""
 
-    def __init__(self, kv: KVCacheManager, items: ItemTracker) -> None:
+    def __init__(self, kv: KVCacheManager, items: ItemTracker, turns: TenantTurns) -> None:
         self._kv = kv
         self._items = items
+        self._turns = turns
 
     def add(
         self, output: SchedulerOutput, state: RequestState, start: int, end: int, *, overlap: bool = False
@@ -42,6 +44,7 @@ class ChunkMaker:
             pools=ends and pooling is not None,
         )
         output.chunks.append(chunk)
+        self._turns.charge(state.tenant, end - start)
         return chunk
 
     def allocate(self, state: RequestState, prefix: list[int], num_computed: int, *, spare: int) -> bool:

@@ -94,6 +94,8 @@ class SchedulerOutput(msgspec.Struct):
     evicted: list[str] = []
     #: Requests that gave their blocks up in this step.
     preempted: list[RequestState] = []
+    #: How many of them did so for a tenant without any in the batch.
+    gave_way: int = 0
     #: Prompt tokens looked up in the prefix cache, and found there, by requests that started in this step.
     prefix_queried: int = 0
     prefix_hit: int = 0
@@ -221,6 +223,8 @@ class SchedulerStats:
     host_blocks_used: int
     state_slots_used: int
     state_snapshots: int
+    #: Tenants with requests that wait, and none that runs.
+    tenants_waiting: int
     items: ItemStats
     overlap: OverlapStats
     latencies: Latencies

@@ -103,6 +103,8 @@ class EngineRequest:
     reasoning: ReasoningMarkers | None = None
     #: How its model writes tool calls; see `Admitted.tool_format` in pd.proto.
     tool_format: str = ""
+    #: The digest of its tenant; empty where no keys are in use.
+    tenant: str = ""
     #: The client's own name of the request, not unique: for logs.
     label: str = ""
     #: The trace that it is recorded in, for logs; empty where it is in none.
@@ -180,9 +182,10 @@ class RequestState:
     chain: PrefixChain
     #: Identifies the attempt inside this worker; the id in caches and the connector.
     request_id: str = field(init=False)
-    #: Its place in every queue.
+    #: Its place among its tenant's requests in every queue.
     order: RequestOrder = field(init=False)
     key: RequestKey = field(init=False)
+    tenant: str = field(init=False)
     features: tuple[MMFeature, ...] = field(init=False)
     num_prompt_tokens: int = field(init=False)
     #: Prompt tokens [start, end) that attend to one another: no chunk ends inside them.
@@ -221,6 +224,7 @@ class RequestState:
         self.request_id = f"{request.proxy_id}/{request.request_id}/{request.attempt}"
         self.order = (request.attempt == 1, request.arrival, self.request_id)
         self.key, self.features, self.cross = request.key, request.features, request.cross
+        self.tenant = request.tenant
         self.num_prompt_tokens = len(request.prompt_token_ids)
         places = (feature.placement for feature in request.features)
         self.spans = (*request.both_ways, *((p.offset, p.end) for p in places if p.atomic))

@@ -11,6 +11,7 @@ from triptych.ec_connector.base import ECConnectorOutput
 from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.admission import CrossLimits, SchedulerLimits, check_request
 from triptych.pd_worker.core.chunks import Budget, ChunkMaker, OverlapPrefill
+from triptych.pd_worker.core.giving_way import GivingWay
 from triptych.pd_worker.core.items.stage import ItemStage
 from triptych.pd_worker.core.items.tracker import ItemTracker, Readiness
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager, SwapManager
@@ -22,18 +23,20 @@ from triptych.pd_worker.core.outputs import (
     SchedulerOutput,
     SchedulerStats,
 )
+from triptych.pd_worker.core.prompt_turns import PromptTurns
 from triptych.pd_worker.core.request import EngineRequest, RequestState, RequestStatus, RequestTable
 from triptych.pd_worker.core.request_events import EngineEvent, OutputProcessor
+from triptych.pd_worker.core.tenant_turns import TenantTurns
 from triptych.pd_worker.core.waiting_requests import WaitingRequests
 
 
 class Scheduler:
     """The scheduler of one engine; the caller alternates `schedule`, execution and `update`.
 
-    Requests are served in order of arrival, resumed ones first.
-    A request waits for room for its items, then for the items, then for blocks and, if it generates, a slot.
-    It gets the blocks of all its known tokens when it starts, and one more at a time while it decodes. When
-    none is left, the latest request is preempted and computed again later: the earliest always goes on.
+    Tenants are served in turns, the requests of one by arrival, resumed ones first. A request waits for room
+    for its items, then for these, then for blocks and, if it generates, a slot. It gets the blocks of its
+    known tokens when it starts, then one at a time. When none is left, or a tenant has none in the batch, a
+    late one is preempted and computed again later (`GivingWay`): the earliest goes on.
 
     `cross` is set for an encoder-decoder model: a request then starts together with its cross table, which is
     written in the same step. With `overlap_prefill` what is left of a step goes to requests that wait for
@@ -55,11 +58,14 @@ class Scheduler:
         self.items = items
         self.swap = swap or SwapManager(0)
         self._cross_limits = cross
-        self._chunks = ChunkMaker(kv, items)
+        self._turns = TenantTurns()
+        self._chunks = ChunkMaker(kv, items, self._turns)
+        self._prompts = PromptTurns(kv, items, self._chunks, self._turns)
         self._overlap = OverlapPrefill(kv, items, self._chunks, limits, enabled=overlap_prefill)
         self._step = 0
         self._requests = RequestTable(items.table)
-        self._waiting = WaitingRequests()
+        self._waiting = WaitingRequests(self._turns)
+        self._giving_way = GivingWay(limits, kv, self._turns, self._waiting.startable)
         self._running: list[RequestState] = []
         self._free_slots = limits.max_num_seqs
         #: Running requests that leave their blocks with the next step.
@@ -83,11 +89,6 @@ class Scheduler:
         """The running requests in the order of service. Not to be changed."""
         return self._running
 
-    @property
-    def item_pressure(self) -> float:
-        """Requests that wait for embeddings, per running request."""
-        return self._waiting.num_incomplete / max(1, len(self._running))
-
     def next_deadline(self) -> float | None:
         return self._requests.next_deadline()
 
@@ -104,6 +105,7 @@ class Scheduler:
             self._finish(known, FinishReason.ABORT)
         state = self._item_stage.new_state(request, now)
         self._requests.add(state)
+        self._turns.add(state.tenant)
         self._waiting.add(state)
         if request.output.finished is not None:
             # A resumed request whose output was complete before it was submitted here.
@@ -170,19 +172,21 @@ class Scheduler:
         return events
 
     def collect_stats(self) -> SchedulerStats:
-        """Figures for metrics; those since the last report are drained."""
+        """Figures for metrics; those since the last report are drained. Pressure: of waits for embeddings."""
         kv, states = self.kv, self.kv.states
+        pressure = self._waiting.num_incomplete / max(1, len(self._running))
         return SchedulerStats(
-            *(len(self._running), len(self._waiting), self.item_pressure, kv.num_blocks, kv.num_used),
+            *(len(self._running), len(self._waiting), pressure, kv.num_blocks, kv.num_used),
             self.swap.num_used,
             *((0, 0) if states is None else (states.num_used, states.snapshots_used)),
+            tenants_waiting=self._turns.waiting(),
             items=self.items.collect_stats(),
             overlap=self._overlap.drain_stats(),
             latencies=self._outputs.drain_latencies(),
         )
 
     def schedule(self, now: float) -> SchedulerOutput:
-        """The next step. Waiting requests and blocks change at once; tokens count once `update` is called."""
+        """The next step. Waiting requests and blocks change at once, tokens once `update` is called."""
         self._step += 1
         output = SchedulerOutput(self._step, now)
         self.kv.begin_step()
@@ -197,9 +201,14 @@ class Scheduler:
             if state.paused and state.status is RequestStatus.RUNNING:
                 self._preempt(state, output)
         self._pausing.clear()
+        for state in self._giving_way.to_tenants_without(self._running):
+            self._preempt(state, output)
+            output.gave_way += 1
         budget = self._decode(output)
-        self._prefill(output, budget)
-        if self._start(output, budget, now):
+        self._prompts.collect(self._running, output)
+        goes_on = self._start(output, budget, now)
+        self._prompts.go_on(output, budget)
+        if goes_on:
             self._overlap.schedule(output, budget, len(self._running), self._free_slots)
         output.ec_connector_metadata = self.items.build_metadata(output)
         return output
@@ -262,7 +271,7 @@ class Scheduler:
         ]
         self.items.cross.fail(keys)
         for state in lost:
-            self._running.remove(state)
+            self._leave_batch(state)
             self.kv.free(state.request_id)
             self._wait_again(state)
 
@@ -290,33 +299,34 @@ class Scheduler:
 
     def _decode(self, output: SchedulerOutput) -> Budget:
         budget = Budget(self.limits.max_num_batched_tokens, self.limits.max_num_batched_tokens)
-        block_size = self.kv.block_size
-        for state in list(self._running):
+        lacking = self._grow(output)
+        for state in self._running:
             if budget.tokens == 0:
                 break
-            if state.status is RequestStatus.RUNNING and state.is_decoding:
-                start = state.num_computed_tokens
-                # Else the previous token's block has room.
-                if start % block_size == 0 and not self._grow(state, output):
-                    continue
-                self._chunks.add(output, state, start, start + 1)
+            if state.status is RequestStatus.RUNNING and state.is_decoding and state not in lacking:
+                self._chunks.add(output, state, state.num_computed_tokens, state.num_computed_tokens + 1)
                 budget.tokens -= 1
         if output.chunks:
             budget.prefill = self.limits.prefill_cap
         return budget
 
-    def _grow(self, state: RequestState, output: SchedulerOutput) -> bool:
-        """A block for the newest token, preempting the latest requests when none is free."""
-        while not self.kv.grow(state.request_id, state.num_tokens):
-            victim = self._running[-1]
-            if victim is state:
-                return False
-            self._preempt(victim, output)
-        return True
+    def _grow(self, output: SchedulerOutput) -> set[RequestState]:
+        """Blocks for requests whose last one is full, of late requests where none is free; who gets none."""
+        lacking: set[RequestState] = set()
+        for state in list(self._running):
+            full = state.num_computed_tokens % self.kv.block_size == 0
+            if not (full and state.status is RequestStatus.RUNNING and state.is_decoding):
+                continue
+            while not self.kv.grow(state.request_id, state.num_tokens):
+                if (victim := self._giving_way.latest(self._running)) is state:
+                    lacking.add(state)
+                    break
+                self._preempt(victim, output)
+        return lacking
 
     def _preempt(self, state: RequestState, output: SchedulerOutput) -> None:
         output.preempted.append(state)
-        self._running.remove(state)
+        self._leave_batch(state)
         blocks = self.kv.table(state.request_id)[: self.kv.blocks_for(state.num_computed_tokens)]
         plan, table = self.items.last_table(state) if state.cross is not None else (None, ())
         copies = self.swap.swap_out(state.request_id, blocks, state.num_computed_tokens, plan, table)
@@ -327,29 +337,12 @@ class Scheduler:
         state.preemptions += 1
         self._wait_again(state, swapped=copies is not None)
 
-    def _prefill(self, output: SchedulerOutput, budget: Budget) -> None:
-        if len(output.chunks) == len(self._running):
-            return  # All of them decode.
-        for state in self._running:
-            if budget.for_prefill == 0:
-                return
-            if not state.is_decoding:
-                self._prefill_one(state, output, budget)
-
-    def _prefill_one(self, state: RequestState, output: SchedulerOutput, budget: Budget) -> None:
-        start = state.num_computed_tokens
-        end = limit = self._chunks.cut(state, start, budget.prefill_end(state, start, state.num_tokens))
-        if state.features:
-            end = state.before_span(self.items.stop_before_missing(state, start, end))
-        # Less than a block before an item is not worth a step: the item may be there in the next one.
-        if end > start and (end == limit or end - start >= self.kv.block_size):
-            budget.spend_prefill(self._chunks.add(output, state, start, end))
-
     def _start(self, output: SchedulerOutput, budget: Budget, now: float) -> bool:
         """Starts waiting requests; False where the budget, the slots or the blocks were not enough."""
         limit = self.limits.max_num_seqs
         self._free_slots = limit - sum(state.request.pooling is None for state in self._running)
         for state in self._waiting.startable.with_slots(lambda: self._free_slots):
+            self._prompts.go_on(output, budget, before=state.tenant)
             if budget.for_prefill == 0:
                 return False
             if self.swap.is_leaving(state.request_id):
@@ -363,6 +356,7 @@ class Scheduler:
                 continue
             # Generating requests will soon need a block each, or every start would be a preemption.
             if not self._chunks.allocate(state, prefix, num_computed, spare=limit - self._free_slots):
+                self._waiting.startable.hold(state)
                 return False
             self._chunks.restore_state(output, state, len(prefix))
             if state.cross is not None and (projection := self.items.write_table(state, output)):
@@ -374,7 +368,7 @@ class Scheduler:
                     output.states_in.append(StateCopy(host_slot, self.kv.slot(state.request_id)))
                 state.restored_in = output.step
             self._run(state, num_computed, output, now)
-            self._prefill_one(state, output, budget)
+            self._prompts.compute(state, output, budget)
         return self._free_slots > 0
 
     def _can_attend(self, state: RequestState) -> bool:
@@ -387,6 +381,7 @@ class Scheduler:
     def _run(self, state: RequestState, num_computed: int, output: SchedulerOutput, now: float) -> None:
         self._waiting.discard(state)
         bisect.insort(self._running, state, key=lambda running: running.order)
+        self._turns.start(state.tenant)
         self._free_slots -= state.request.pooling is None
         state.status = RequestStatus.RUNNING
         state.num_computed_tokens = num_computed
@@ -402,6 +397,10 @@ class Scheduler:
         state.items_at = now if state.items_at is None else state.items_at
         if state.paused:
             self._pausing.append(state)
+
+    def _leave_batch(self, state: RequestState) -> None:
+        self._running.remove(state)
+        self._turns.stop(state.tenant)
 
     def _advance(self, chunk: ScheduledChunk) -> None:
         state = chunk.state
@@ -438,12 +437,13 @@ class Scheduler:
         if state.status is RequestStatus.FINISHED:
             return
         if state.status is RequestStatus.RUNNING:
-            self._running.remove(state)
+            self._leave_batch(state)
         else:
             self._waiting.discard(state)
             self._overlap.forget(state)
         state.status = RequestStatus.FINISHED
         self._requests.remove(state)
+        self._turns.remove(state.tenant)
         self.kv.free(state.request_id)
         self.swap.free(state.request_id)
         self.items.finish(state)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from triptych.base.errors import RequestError
-from triptych.pd_worker.core.admission import AdmissionQueue, OrderedRequests, order_of
+from triptych.pd_worker.core.admission import AdmissionQueue, RequestsInTurns, order_of
 from triptych.pd_worker.core.items.tracker import Readiness
 from triptych.pd_worker.core.request import RequestState, RequestStatus
+from triptych.pd_worker.core.tenant_turns import TenantTurns
 
 
 def waits_for_items(state: RequestState) -> bool:
@@ -51,12 +52,12 @@ class PrefixWatch:
         return {state for digest in self._states.keys() & digests for state in self._states[digest]}
 
 
-class StartableRequests(OrderedRequests[RequestState]):
+class StartableRequests(RequestsInTurns[RequestState]):
     """Requests that can start as far as their items go; `pooled` are those of them that need no slot."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.pooled = OrderedRequests[RequestState]()
+    def __init__(self, turns: TenantTurns) -> None:
+        super().__init__(turns)
+        self.pooled = RequestsInTurns[RequestState](turns)
 
     def add(self, request: RequestState) -> None:
         super().add(request)
@@ -83,11 +84,11 @@ class WaitingRequests:
     with items: a longer prefix needs fewer items.
     """
 
-    def __init__(self) -> None:
-        self._all = OrderedRequests[RequestState]()
-        self._admission = AdmissionQueue[RequestState]()
+    def __init__(self, turns: TenantTurns) -> None:
+        self._all: set[RequestState] = set()
+        self._admission = AdmissionQueue[RequestState](turns)
         #: Admitted, with all items resident or being moved from their host copies, as far as is known.
-        self.startable = StartableRequests()
+        self.startable = StartableRequests(turns)
         self._changed: set[RequestState] = set()
         #: Those whose items have never all been resident.
         self._incomplete: set[RequestState] = set()

@@ -179,6 +179,7 @@ class InputProcessor:
             "attempt": message.attempt,
             "proxy_id": message.proxy_id,
             "label": message.label,
+            "tenant": message.tenant,
             "arrival": arrival,
             "deadline": arrival + message.timeout,
             "prompt_token_ids": prompt.token_ids,

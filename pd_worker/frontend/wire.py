@@ -23,6 +23,8 @@ MAX_REQUESTS = 65536
 # names go into logs.
 _NAME = re.compile(r"[!-.0-~]{1,256}")
 
+_TENANT = re.compile(r"[0-9a-f]{16}")
+
 
 def checked_plan(message: common_pb2.ItemPlan) -> ItemPlan:
     """An item's plan; InvalidRequest when it is inconsistent."""
@@ -72,6 +74,12 @@ def check_name(field: str, value: str) -> None:
         raise InvalidRequest(
             f"{field} must have 1 to 256 printable ASCII characters, no space and no slash", param=field
         )
+
+
+def check_tenant(value: str) -> None:
+    """InvalidRequest unless `value` is a digest as `tenant_digest` makes it; it may be empty."""
+    if value and not _TENANT.fullmatch(value):
+        raise InvalidRequest("tenant must have 16 lower-case hex characters, or none", param="tenant")
 
 
 def check_label(value: str) -> None:

@@ -21,6 +21,7 @@ from triptych.pd_worker.core.request_events import (
     OutputProcessor,
     RequestFinished,
 )
+from triptych.pd_worker.core.tenant_turns import TenantTurns
 from triptych.pd_worker.vllm.attempt import StreamPorts
 from triptych.pd_worker.vllm.calls import Embeddings, check_request
 from triptych.pd_worker.vllm.health import EngineHealth
@@ -57,14 +58,27 @@ class EngineMetrics:
     def lost(self) -> None:
         self._metrics.engine_losses.inc()
 
+    def gave_way(self) -> None:
+        """A request has left vLLM for a tenant that had none there."""
+        self._metrics.tenant_preemptions.inc()
+
     def show(
-        self, *, running: int, waiting: int, kv_usage: float, reserved: int, up: bool, latencies: Latencies
+        self,
+        *,
+        running: int,
+        waiting: int,
+        tenants_waiting: int,
+        kv_usage: float,
+        reserved: int,
+        up: bool,
+        latencies: Latencies,
     ) -> None:
         """The gauges now, and latencies since the last call."""
         metrics = self._metrics
         metrics.kv_cache_usage.set(kv_usage)
         metrics.requests_running.set(running)
         metrics.requests_waiting.set(waiting)
+        metrics.tenants_waiting.set(tenants_waiting)
         metrics.reserved_bytes.set(reserved)
         metrics.engine_up.set(up)
         for histogram, values in (
@@ -121,18 +135,20 @@ class VLLMEngine:
         self._metrics = metrics
         self._on_lost = on_lost
         self._outputs = OutputProcessor(max_model_len)
-        self._room = EmbeddingMemory(config.embedding_memory)
+        self._turns = TenantTurns()
+        self._room = EmbeddingMemory(config.embedding_memory, self._turns)
         self._prefills = PrefillShares()
         stream = StreamPorts(client, self._outputs, self._emit, health.note_progress, vocab_size)
         self._ports = RunPorts(
             stream,
             embeddings,
             self._room,
-            BatchPlaces(config.max_num_seqs),
+            BatchPlaces(config.max_num_seqs, self._turns, metrics.gave_way),
             self._prefills,
             health.poll,
             metrics.looked_up,
             pooled,
+            self._turns,
         )
         self._runs: dict[RequestKey, RequestRun] = {}
         self._tasks: dict[RequestKey, asyncio.Task[None]] = {}
@@ -152,9 +168,10 @@ class VLLMEngine:
         if not self._health.up:
             raise Unavailable("this worker's engine, vLLM, does not answer", retry_after=1.0)
         key = request.key
+        self._turns.add(request.tenant)
         run = self._runs[key] = RequestRun(request, self._ports, body)
         task = self._tasks[key] = asyncio.create_task(run.run(), name=f"vllm {request.request_id}")
-        task.add_done_callback(lambda done: self._forget(key, done))
+        task.add_done_callback(lambda done: self._forget(request, done))
 
     def items_ready(self, mm_hashes: Sequence[str]) -> None:
         """These embeddings are in the store."""
@@ -195,6 +212,7 @@ class VLLMEngine:
         self._metrics.show(
             running=running,
             waiting=len(self._runs) - running,
+            tenants_waiting=self._turns.waiting(),
             kv_usage=self._health.kv_usage if running else 0.0,
             reserved=self._room.reserved,
             up=self._health.up,
@@ -214,10 +232,16 @@ class VLLMEngine:
 
     def _emit(self, events: list[EngineEvent]) -> None:
         self._metrics.count(events)
-        self._prefills.decoded += sum(len(e.token_ids) for e in events if isinstance(e, NewTokens))
+        for event in events:
+            if isinstance(event, NewTokens):
+                self._prefills.decoded += len(event.token_ids)
+                if (run := self._runs.get((event.proxy_id, event.request_id))) is not None:
+                    self._turns.charge(run.request.tenant, len(event.token_ids))
         self._emit_events(events)
 
-    def _forget(self, key: RequestKey, task: asyncio.Task[None]) -> None:
+    def _forget(self, request: EngineRequest, task: asyncio.Task[None]) -> None:
+        self._turns.remove(request.tenant)
+        key = request.key
         if self._tasks.get(key) is task:
             del self._tasks[key], self._runs[key]
 

@@ -17,6 +17,7 @@ from triptych.pd_worker.core.admission import Admission, AdmissionQueue, distinc
 from triptych.pd_worker.core.kv_cache.block_pool import PrefixChain
 from triptych.pd_worker.core.request import EngineRequest, RequestOrder, RequestState
 from triptych.pd_worker.core.request_events import EngineEvent
+from triptych.pd_worker.core.tenant_turns import TenantTurns
 from triptych.pd_worker.vllm.attempt import Attempt, Diverged, StreamPorts
 from triptych.pd_worker.vllm.calls import Embeddings, output_format, replays
 from triptych.pd_worker.vllm.http.replies import EngineBusy, EngineError, EngineLost, EngineRejected
@@ -27,6 +28,7 @@ from triptych.pd_worker.vllm.pooled import PooledCalls
 class _Waiter:
     request_id: str
     order: RequestOrder
+    tenant: str
     sizes: Mapping[str, int]
     turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -34,17 +36,23 @@ class _Waiter:
 class EmbeddingMemory:
     """Bytes that admitted requests' embeddings may take in the store until vLLM has loaded them."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, turns: TenantTurns) -> None:
         self._admission = Admission(capacity)
-        self._queue = AdmissionQueue[_Waiter]()
+        self._queue = AdmissionQueue[_Waiter](turns)
 
     @property
     def reserved(self) -> int:
         return self._admission.reserved
 
-    async def reserve(self, request_id: str, order: RequestOrder, sizes: Mapping[str, int]) -> None:
-        """Waits until all of `sizes`, bytes by key, have room. Without items there is no wait."""
-        waiter = _Waiter(request_id, order, sizes)
+    @property
+    def full(self) -> bool:
+        return self._admission.reserved >= self._admission.capacity
+
+    async def reserve(
+        self, request_id: str, order: RequestOrder, sizes: Mapping[str, int], tenant: str
+    ) -> None:
+        """Waits until all of `sizes`, bytes by key, have room, in turns. Without items there is no wait."""
+        waiter = _Waiter(request_id, order, tenant, sizes)
         self._queue.add(waiter, has_items=bool(sizes))
         self._pump()
         try:
@@ -100,22 +108,79 @@ class PrefillShares:
             state.work_seconds += seconds * state.num_prompt_tokens / tokens
 
 
-class BatchPlaces:
-    """Places of requests that are at work in vLLM, as many as --max-num-seqs."""
+class _Batch(EmbeddingMemory):
+    """Places by name, each of the size 1; whose they are counts from the moment in which they are given."""
 
-    def __init__(self, places: int) -> None:
-        self._room = EmbeddingMemory(places)
+    def __init__(self, places: int, turns: TenantTurns) -> None:
+        super().__init__(places, turns)
+        self._turns = turns
+        self._tenants: dict[str, str] = {}
+
+    def release(self, request_id: str) -> None:
+        if (tenant := self._tenants.pop(request_id, None)) is not None:
+            self._turns.stop(tenant)
+        super().release(request_id)
+
+    def _take(self, waiter: _Waiter) -> bool:
+        if waiter.turn.done() or not super()._take(waiter):
+            return waiter.turn.done()
+        self._tenants[waiter.request_id] = waiter.tenant
+        self._turns.start(waiter.tenant)
+        return True
+
+
+@dataclass(eq=False, slots=True)
+class BatchPlace:
+    """A place in vLLM's batch, and how its holder is asked to leave it; one that is not asked twice."""
+
+    order: RequestOrder
+    tenant: str
+    leave: Callable[[], None] | None = None
+
+
+class BatchPlaces:
+    """Places of requests that are at work in vLLM, as many as --max-num-seqs, in turns between tenants.
+
+    Where all are taken, the tenant with the most leaves one to a tenant that has none; `gave_way` is called.
+    """
+
+    def __init__(self, places: int, turns: TenantTurns, gave_way: Callable[[], None] = lambda: None) -> None:
+        self._room = _Batch(places, turns)
+        self._turns = turns
+        self._gave_way = gave_way
         self._names = map(str, itertools.count())
+        self._held: dict[str, BatchPlace] = {}
+        #: Tenants for which a place is being left.
+        self._expected: set[str] = set()
 
     @asynccontextmanager
-    async def place(self, order: RequestOrder) -> AsyncIterator[None]:
+    async def place(self, order: RequestOrder, tenant: str) -> AsyncIterator[BatchPlace]:
         """A place, for as long as the context lasts."""
         name = next(self._names)
-        await self._room.reserve(name, order, {name: 1})
+        self._have_one_left(tenant)
         try:
-            yield
+            await self._room.reserve(name, order, {name: 1}, tenant)
         finally:
+            self._expected.discard(tenant)
+        place = self._held[name] = BatchPlace(order, tenant)
+        try:
+            yield place
+        finally:
+            del self._held[name]
             self._room.release(name)
+
+    def _have_one_left(self, tenant: str) -> None:
+        if not self._room.full or self._turns.running(tenant) or tenant in self._expected:
+            return
+        richest = self._turns.richest()
+        able = [place for place in self._held.values() if place.tenant == richest and place.leave is not None]
+        if able:
+            last = max(able, key=lambda place: place.order)
+            leave, last.leave = last.leave, None
+            self._expected.add(tenant)
+            self._gave_way()
+            assert leave is not None
+            leave()
 
 
 #: Failures in a row, without a token or a missing item between them, that end a request.
@@ -170,6 +235,7 @@ class RunPorts:
     alive: Callable[[], Awaitable[bool]]
     looked_up: Callable[[int, int], None]
     pooled: PooledCalls
+    turns: TenantTurns
 
 
 class RequestRun:
@@ -235,15 +301,32 @@ class RequestRun:
                 self._emit(request_events.new_tokens(state, (), text))
             self._finish(output.finished, None)
             return
-        await self._ports.room.reserve(state.request_id, state.order, distinct_bytes(state.features))
+        sizes = distinct_bytes(state.features)
+        await self._ports.room.reserve(state.request_id, state.order, sizes, state.tenant)
         state.admitted_at = time.monotonic()
         self._emit(request_events.admitted(state))
         self._report_missing(dict.fromkeys(self.request.unencoded & self._plans.keys(), ""))
         while not self._finished:
             await self._find_items()
-            async with self._ports.places.place(state.order):
-                pause = await self._attempt()
+            async with self._ports.places.place(state.order, state.tenant) as place:
+                pause = await self._attempt_unless_left(place)
             await asyncio.sleep(pause)
+
+    async def _attempt_unless_left(self, place: BatchPlace) -> float:
+        """As `_attempt`; ends at once where the place is to be left: the output goes on later."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(None) as limit:
+                if self._body is None:
+                    place.leave = lambda: limit.reschedule(loop.time())
+                return await self._attempt()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self._state.preemptions += 1
+            return 0.0
+        finally:
+            place.leave = None
 
     async def _find_items(self) -> None:
         """Returns once all embeddings are in the store. Those that are not are reported missing."""
@@ -335,6 +418,7 @@ class RequestRun:
         """vLLM has all embeddings: their room is free for others."""
         state, since = self._state, self._state.items_at or time.monotonic()
         self._ports.prefills.end(state, time.monotonic())
+        self._ports.turns.charge(state.tenant, state.num_prompt_tokens)
         self._ports.room.release(state.request_id)
         for use in state.items:
             if not use.loaded:

@@ -7,13 +7,13 @@ from typing import TypeVar
 import msgspec
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request import MAX_DEPTH
+from triptych.base.request import MAX_DEPTH, MAX_OPTIONS_BYTES, MAX_TOOLS_BYTES
 from triptych.proxy.http.json_body import check_values
 
 #: Characters of a text with options, and of one with tools: four times what may be left of them, since white
 #: space and escapes go.
-MAX_OPTIONS_TEXT = 64 << 10
-MAX_TOOLS_TEXT = 1536 << 10
+MAX_OPTIONS_TEXT = 4 * MAX_OPTIONS_BYTES
+MAX_TOOLS_TEXT = 4 * MAX_TOOLS_BYTES
 #: Values of one field that takes any JSON: what is done with them afterwards is done at once.
 MAX_FIELD_VALUES = 1 << 16
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from triptych.base.request import MAX_PARTS
 #: that is served has four for each of its messages, parts, documents or inputs, and a hundred of its own.
 MAX_FIELDS = 4 * MAX_PARTS + 128
 #: Fields of a message that is parsed on the event loop.
-FEW_FIELDS = 512
+FEW_FIELDS = 256
 _BYTES = 2
 _NO_MESSAGE = "the call's message is not one of this method's types"
 M = TypeVar("M", bound=Message)

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from functools import partial
 from typing import IO, Any, Self
 
 import msgspec
@@ -49,12 +48,9 @@ class ParserProcess:
         """Unavailable where this machine starts no process any more."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        # The folder that this process runs in does not decide what it imports.
-        command = [sys.executable, "-P", "-m", _PROGRAM, str(cpu_seconds)]
-        start = partial(subprocess.Popen[bytes], command, stdin=theirs, stdout=subprocess.DEVNULL)
         try:
             with theirs:
-                process = await asyncio.to_thread(start)
+                process = await asyncio.to_thread(_spawn, theirs, cpu_seconds)
         except OSError as error:
             ours.close()
             logger.warning("no parser process can be started: %s", error)
@@ -95,6 +91,12 @@ class ParserProcess:
         self._socket.close()
         self._process.kill()
         return await asyncio.to_thread(self._process.wait)
+
+
+def _spawn(connection: socket.socket, cpu_seconds: float) -> subprocess.Popen[bytes]:
+    # The folder that this process runs in does not decide what that one imports.
+    command = [sys.executable, "-P", "-m", _PROGRAM, str(cpu_seconds)]
+    return subprocess.Popen(command, stdin=connection, stdout=subprocess.DEVNULL)
 
 
 async def _shared(raw: bytes) -> IO[bytes]:

@@ -398,6 +398,11 @@ class PDRouter:
         if isinstance(error, ContextTooLong) and self._longer_than(request, link):
             self._events.deliver(request.request_id, Lost(order.attempt))
             return
+        if error.param == "request_id":
+            # Ids are ours: a call broke, and this is one more. A worker of an earlier release takes none.
+            self._back_off(request, link)
+            self._events.deliver(request.request_id, Lost(order.attempt))
+            return
         if not isinstance(error, (Overloaded, Unavailable)):
             self._events.deliver(request.request_id, Refused(order.attempt, error))
             return

@@ -41,6 +41,8 @@ class WaitingSubmits:
     def add(self, request: InFlightRequest, order: Submit) -> None:
         """In place of an earlier attempt."""
         request_id, tenant = request.request_id, request.call.tenant
+        if not self._entries:
+            self._turns.rest()
         self._number += 1
         self._entries[request_id], self._numbers[request_id] = (request, order), self._number
         if tenant not in self._heaps:

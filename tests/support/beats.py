@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+
 from triptych.base.engine_beat import HangTimer
 
 
@@ -17,3 +21,19 @@ class NoTimer(HangTimer):
 
     def stop(self) -> None:
         self.stops += 1
+
+
+class StandingLoop:
+    """The running event loop with a clock that jumps: to its watches it has stood still."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.loop, self.stood = asyncio.get_running_loop(), 0.0
+        real = self.loop.time
+        monkeypatch.setattr(self.loop, "time", lambda: real() + self.stood)
+
+    def stand_still(self, seconds: float) -> None:
+        self.stood += seconds
+
+    async def turn(self, times: int) -> None:
+        for _ in range(times):
+            await asyncio.sleep(0)

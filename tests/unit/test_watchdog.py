@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import pytest
 
-from support.beats import NoTimer
+from support.beats import NoTimer, StandingLoop
 from triptych.base.engine_beat import (
     HANG_FACTOR,
     MIN_LIMIT,
@@ -68,22 +68,6 @@ def test_a_watch_that_did_not_run_for_a_quarter_of_its_limit_starts_again_at_mos
     assert clock.poll(1, 3000.0) == 4.0
     assert clock.poll(2, 4000.0) == 0.0
     assert clock.poll(2, 5000.0) == 0.0, "after a sign of life it may start again"
-
-
-class StandingLoop:
-    """The running event loop with a clock that jumps: to its watches it has stood still."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.loop, self.stood = asyncio.get_running_loop(), 0.0
-        real = self.loop.time
-        monkeypatch.setattr(self.loop, "time", lambda: real() + self.stood)
-
-    def stand_still(self, seconds: float) -> None:
-        self.stood += seconds
-
-    async def turn(self, times: int) -> None:
-        for _ in range(times):
-            await asyncio.sleep(0)
 
 
 async def test_an_answer_that_a_standing_loop_has_not_read_is_waited_for_anew(monkeypatch):

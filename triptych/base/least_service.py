@@ -25,6 +25,11 @@ class LeastService:
         #: What the tenant that was next last had had then.
         self._now = 0.0
 
+    def rest(self) -> None:
+        """Nobody waits for anything: whoever comes begins equal."""
+        self._service.clear()
+        self._now = 0.0
+
     def of(self, tenant: str) -> float:
         return self._service.get(tenant, self._now)
 
@@ -61,6 +66,8 @@ class TurnQueue(Generic[T]):
         return sum(map(len, self._waiting.values()))
 
     def put(self, tenant: str, thing: T) -> None:
+        if not self._waiting:
+            self._service.rest()
         if tenant not in self._waiting:
             self._waiting[tenant] = deque()
             self._service.enter(tenant)

@@ -97,6 +97,12 @@ class PDMetrics(_Metrics):
     prompt_tokens = _counter("vllm:prompt_tokens", "prompt tokens prefilled")
     generation_tokens = _counter("vllm:generation_tokens", "tokens generated")
     preemptions = _counter("vllm:num_preemptions", "requests preempted")
+    tenant_preemptions = _counter(
+        "triptych_pd_tenant_preemptions", "requests preempted for a tenant that had none in the batch"
+    )
+    tenants_waiting = _gauge(
+        "triptych_pd_tenants_waiting", "tenants with requests that wait, and none in the batch"
+    )
     prefix_queries = _counter("vllm:prefix_cache_queries", "prompt tokens looked up in the prefix cache")
     prefix_hits = _counter("vllm:prefix_cache_hits", "prompt tokens found in the prefix cache")
     iteration_tokens = _histogram("vllm:iteration_tokens_total", "tokens of one step", buckets=_COUNTS)

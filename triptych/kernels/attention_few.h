@@ -185,8 +185,7 @@ void AttendFew(Rows<T> &rows) {
         for (int key = 0; key < kKeys; key++)
           if (key < low || key >= high) own[key] = -INFINITY;
       for (int key = 0; key < kKeys; key += LANES) highest = Max(highest, Load(own + key));
-      float now = most[row];
-      for (int lane = 0; lane < LANES; lane++) now = highest[lane] > now ? highest[lane] : now;
+      float now = Highest(highest);
       Vec sum = {};
       for (int key = 0; key < kKeys; key += LANES) {
         Vec score = Load(own + key);

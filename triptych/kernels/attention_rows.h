@@ -120,12 +120,19 @@ struct Rows {
     int32_t first = static_cast<int32_t>(bound[0] + keys * next.part / next.parts);
     ahead->Find(call, next.sequence, next.kv_head, first, bound[1] - first < kKeys ? bound[1] : first + kKeys);
   }
-  // Fetch the keys or the values [first, last) of the piece ahead, as far as there are any.
-  void FetchKeys(int first, int last) const { Fetch(ahead->keys, first, last, call.dim); }
-  void FetchValues(int first, int last) const { Fetch(ahead->values, first, last, call.value_dim); }
-  void Fetch(const T *const *rows, int first, int last, int dim) const {
-    for (last = last < ahead->count ? last : ahead->count; first < last; first++)
-      for (int d = 0; d < dim; d += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(rows[first] + d, 0, FETCH);
+  // Fetch the keys or the values [first, last) of the piece ahead, as far as there are any. Inline: GCC takes a call
+  // of what only fetches for one without effect, and leaves it out.
+  ALWAYS_INLINE void FetchKeys(int first, int last) const { Fetch(ahead->keys, first, last, call.dim); }
+  ALWAYS_INLINE void FetchValues(int first, int last) const { Fetch(ahead->values, first, last, call.value_dim); }
+  ALWAYS_INLINE void Fetch(const T *const *rows, int first, int last, int dim) const {
+    const int bytes = dim * static_cast<int>(sizeof(T));
+    for (last = last < ahead->count ? last : ahead->count; first < last; first++) {
+      const char *from = reinterpret_cast<const char *>(rows[first]);
+      int at = 0;
+      for (; at + 256 <= bytes; at += 256)
+        for (int line = 0; line < 256; line += 64) __builtin_prefetch(from + at + line, 0, FETCH);
+      for (; at < bytes; at += 64) __builtin_prefetch(from + at, 0, FETCH);
+    }
   }
 };
 

@@ -106,8 +106,8 @@ def attend(
     if query.stride(-1) != 1:
         query = query.contiguous()
     assert bias is None or (bias.dtype == torch.float32 and bias.stride(-1) == 1)
-    assert sinks is None or (sinks.dtype == torch.float32 and sinks.is_contiguous())
     heads, (_, block_size, kv_heads, dim), value_dim = query.shape[0], keys.shape, values.shape[-1]
+    assert sinks is None or (sinks.dtype == torch.float32 and sinks.is_contiguous() and len(sinks) == heads)
     assert keys.stride()[1::2] == (dim, 1) and values.stride()[1::2] == (value_dim, 1)
     call = _Call(
         query=query.data_ptr(),

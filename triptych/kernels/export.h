@@ -9,4 +9,5 @@
 #endif
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
-#define INLINE static inline __attribute__((always_inline))
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+#define INLINE static ALWAYS_INLINE

@@ -2,6 +2,10 @@
 //
 // No include guard: a .cpp defines ROWS and includes this inside its own namespace.
 
+#if defined(WITH_TILES) && defined(__GNUC__) && __GNUC__ < 11
+#undef WITH_TILES  // GCC has had AMX since its version 11
+#endif
+
 namespace plain {
 #define LANES 4
 #include "vectors.h"

@@ -18,6 +18,7 @@ INLINE Vec Max(Vec a, Vec b) { return a < b ? b : a; }
 #if LANES == 16
 INLINE Vec Fma(Vec a, Vec b, Vec c) { return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 INLINE float Sum(Vec vector) { return _mm512_reduce_add_ps((__m512)vector); }
+INLINE float Highest(Vec vector) { return _mm512_reduce_max_ps((__m512)vector); }
 INLINE Vec Load(const uint16_t *from) {
   __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from));
   return (Vec)_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
@@ -38,6 +39,11 @@ INLINE float Sum(Vec vector) {
   __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
+INLINE float Highest(Vec vector) {
+  float highest = vector[0];
+  for (int i = 1; i < LANES; i++) highest = vector[i] > highest ? vector[i] : highest;
+  return highest;
+}
 INLINE void Sum4(const Vec *vectors, float *sums) {
   const __m256 *v = reinterpret_cast<const __m256 *>(vectors);
   __m256 four = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
@@ -53,6 +59,11 @@ INLINE float Sum(Vec vector) {
   float sum = 0;
   for (int i = 0; i < LANES; i++) sum += vector[i];
   return sum;
+}
+INLINE float Highest(Vec vector) {
+  float highest = vector[0];
+  for (int i = 1; i < LANES; i++) highest = vector[i] > highest ? vector[i] : highest;
+  return highest;
 }
 INLINE void Sum4(const Vec *vectors, float *sums) {
   for (int i = 0; i < 4; i++) sums[i] = Sum(vectors[i]);

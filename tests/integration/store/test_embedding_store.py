@@ -103,6 +103,22 @@ async def test_a_large_value_travels_in_parts_that_outlive_the_header(store, mon
     assert bytes(loaded.body) == body
 
 
+async def test_a_changed_byte_in_a_part_of_a_large_value_is_found(store, monkeypatch):
+    monkeypatch.setattr(codec, "PART_BYTES", 1 << 20)
+    plan = make_plan(rows=1000, width=900)
+    await store.save(plan, make_body(plan), ttl=100)
+    *_, name = await store.control.execute("KEYS", keys.embedding(plan.mm_hash) + ":*")
+    was = (await store.control.execute("GETRANGE", name, 1000, 1000))[0]
+    await store.control.execute("SETRANGE", name, 1000, bytes([was ^ 1]))
+    loaded = await store.load(plan, fresh_buffer)
+    assert isinstance(loaded, Missing)
+    assert "checksum" in loaded.reason
+    assert await store.save(plan, make_body(plan), ttl=100, damaged_digest=loaded.damaged_digest) is (
+        SaveResult.REPLACED
+    )
+    assert isinstance(await store.load(plan, fresh_buffer), Loaded)
+
+
 async def test_a_large_value_that_lost_a_part_is_missing_and_can_be_replaced(store, monkeypatch):
     monkeypatch.setattr(codec, "PART_BYTES", 1 << 20)
     plan = make_plan(rows=1000, width=900)

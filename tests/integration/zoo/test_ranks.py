@@ -29,6 +29,7 @@ REFUSED = {
     "Emu3": _PLAN,
     "FuyuForCausalLM": _PLAN,
     "HunYuanVL": _PLAN,
+    "InternVL-sinks": _PLAN,
     "Gemma4": _STATES,
     "Gemma4Unified": _STATES,
     "Kimi_K25": _STATES,
@@ -47,10 +48,16 @@ REFUSED = {
     "MuseSpark": _STYLE,
     "Step3p7": _STYLE,
 }
-DIVIDED, WHOLE = [], []
-for _name in SERVED:
-    _family = _name.partition("-")[0].removesuffix("ForConditionalGeneration")
-    (WHOLE if _family in REFUSED else DIVIDED).append(_name)
+
+
+def reason_of(name: str) -> str | None:
+    """Of the recipe, else of its class."""
+    family, _, variation = name.replace("ForConditionalGeneration", "").partition("-")
+    return REFUSED.get(f"{family}-{variation}", REFUSED.get(family))
+
+
+DIVIDED = [name for name in SERVED if reason_of(name) is None]
+WHOLE = [name for name in SERVED if reason_of(name) is not None]
 #: Of experts in both layouts, behind a picture's own experts, and of none.
 FEW = ("Qwen3VLMoe", "Aria", "Ernie4_5_VLMoe", "InternVL")
 _SLOW = pytest.mark.slow
@@ -90,8 +97,7 @@ def test_two_ranks_of_every_class_with_a_plan_compute_what_one_does(name: str) -
 
 @pytest.mark.parametrize("name", [*WHOLE[:1], *(pytest.param(name, marks=_SLOW) for name in WHOLE[1:])])
 def test_a_class_that_ranks_cannot_share_is_refused_by_name(name: str) -> None:
-    family = name.partition("-")[0].removesuffix("ForConditionalGeneration")
-    with pytest.raises(ConfigError, match=f"(?s)({REFUSED[family]}).*give --tensor-parallel 1"):
+    with pytest.raises(ConfigError, match=f"(?s)({reason_of(name)}).*give --tensor-parallel 1"):
         open_decoder(checkpoint(name), "float32", "none", ThreadRank(0, 2))
 
 

@@ -26,11 +26,11 @@ _CHAT: list[Mapping[str, Any]] = [
     {"messages": []},
     {"messages": 3},
 ]
-_FIELDS: list[Mapping[str, Any]] = [{"temperature": 3}, {"temperature": "3"}, {"model": 3}]
+_SAMPLING: list[Mapping[str, Any]] = [{"temperature": 3}, {"temperature": "3"}]
 
 
 def _with(good: Mapping[str, Any], *wrong: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [good, *(good | fields for fields in (*wrong, *_FIELDS))]
+    return [good, *({**good, **fields} for fields in ({"model": 3}, *wrong))]
 
 
 def _ranked(name: str, other: str) -> list[Mapping[str, Any]]:
@@ -61,12 +61,13 @@ BODIES: dict[str, list[Any]] = {
             {"guided_json": "{"},
             {"n": 99},
             {"stream_options": 3},
+            *_SAMPLING,
         )[1:],
         b"{",
         b"[]",
     ],
     "/v1/completions": [
-        *_with({"prompt": "hi"}, {"prompt": {"x": 3}}, {"prompt": [[]]}, {"logprobs": 99}),
+        *_with({"prompt": "hi"}, {"prompt": {"x": 3}}, {"prompt": [[]]}, {"logprobs": 99}, *_SAMPLING),
         b"{",
     ],
     "/v1/responses": _with(
@@ -74,9 +75,12 @@ BODIES: dict[str, list[Any]] = {
         {"input": [{"type": "x"}]},
         {"input": _PART},
         {"text": {"format": {"type": "x"}}},
+        *_SAMPLING,
         {"tools": [{"type": "x"}]},
     ),
-    "/v1/messages": _with({"messages": _TURNS, "max_tokens": 2}, {"messages": _PART}, {"tools": [3]}),
+    "/v1/messages": _with(
+        {"messages": _TURNS, "max_tokens": 2}, {"messages": _PART}, {"tools": [3]}, *_SAMPLING
+    ),
     "/v1/messages/count_tokens": [
         {"messages": _TURNS, "model": "demo"},
         {"messages": _PART, "model": "demo"},

@@ -21,7 +21,7 @@ ROUNDS = 5
 TICK = 0.005
 #: Seconds that a message may add to the control's longest gap. A body of 2 MiB costs 3 ms of copying; one
 #: that is parsed on the loop, or in a thread alone, hundreds.
-GAP = 0.06
+GAP = 0.1
 SIZE = 2 << 20
 #: The same for the largest message that is taken, which is decoded in one go: memory, not work.
 LARGEST_GAP = 0.4
@@ -75,22 +75,27 @@ def test_every_endpoint_and_every_call_has_its_largest_messages() -> None:
 
 
 async def check(door: BareDoor, size: int, most: float) -> None:
-    """Every message of the table; all that hold the loop up are told at once."""
+    """Every message of the tables; all that hold the loop up are told at once."""
     slow = {}
-    for kind, table, ask in (("POST", BODIES, door.post), ("call", MESSAGES, door.call)):
+    seen = set()
+    for table, ask in ((BODIES, door.post), (MESSAGES, door.call)):
         for target, rows in table.items():
+            if (what := ENDPOINTS.get(target, target)) in seen:
+                continue  # another name of the same endpoint
+            seen.add(what)
             for name, make in rows.items():
-                raw = make(size)
-                gap = await added_gap(partial(ask, target, raw), most)
+                gap = await added_gap(partial(ask, target, make(size)), most)
                 if gap > most:
-                    slow[f"{kind} {target}: {name}"] = round(gap, 3)
+                    slow[f"{target}: {name}"] = round(gap, 3)
     assert not slow
 
 
+@pytest.mark.timeout(600)
 async def test_large_messages_do_not_hold_up_the_event_loop(door: BareDoor) -> None:
     await check(door, SIZE, GAP)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 async def test_the_largest_messages_hold_the_event_loop_up_for_a_copy_of_them(door: BareDoor) -> None:
     await check(door, LARGEST - (1 << 10), LARGEST_GAP)

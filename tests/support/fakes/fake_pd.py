@@ -105,6 +105,8 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         self.door.set()
         #: Submits to come whose calls break, after they have been taken.
         self.breaks = 0
+        #: Whether an attempt may come twice; not with a worker of an earlier release.
+        self.takes_twice = True
         self.missing: dict[str, list[str]] = {}
         #: Items that it needs no embedding of, where the proxy asks.
         self.held: set[str] = set()
@@ -193,6 +195,9 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         held = FakeRequest(request)
         held.ready = {slot.plan.mm_hash for slot in request.items if slot.state == pd_pb2.ITEM_STATE_READY}
         earlier = self.requests.get(request.request_id)
+        if earlier is not None and earlier.submit.attempt == request.attempt and not self.takes_twice:
+            error = common_pb2.Error(code="invalid_request_error", message="known", param="request_id")
+            return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_REFUSED, error=error)
         if earlier is None or earlier.submit.attempt != request.attempt:
             if earlier is not None and earlier.task is not None:
                 earlier.task.cancel()

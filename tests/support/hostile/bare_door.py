@@ -49,6 +49,7 @@ class BareDoor:
         raise Unavailable("nobody is here")
 
     def scores_pairs(self, name: str) -> bool:
+        self.resolve_model(name)
         return False
 
     async def chat(self, call: Any) -> AsyncIterator[Any]:

@@ -115,6 +115,18 @@ class _Turns(StepPacer):
         self.told.append("begin")
 
 
+def test_an_engine_whose_batch_failed_is_idle(b: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(items: Sequence[TowerItem]) -> object:
+        raise ValueError("nobody has thought of this")
+
+    monkeypatch.setattr(b.engine, "_encode_isolated", fails)
+    b.encode([item("a")])
+    while not isinstance(b.take(1)[0], BatchDone):
+        pass
+    now = time.monotonic()
+    assert b.engine.last_progress() >= now
+
+
 @pytest.mark.parametrize("value", [1.0, FAILING])
 def test_a_tower_leaves_its_cores_to_others_as_soon_as_a_batch_has_ended_or_failed(value: float) -> None:
     pacer = _Turns()

@@ -7,8 +7,10 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,26 @@ def test_a_compiled_library_is_loaded_again_without_a_compiler(fresh, monkeypatc
     library.kernel_library.cache_clear()
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert library.kernel_library() is not None
+
+
+def test_processes_that_start_together_compile_once(fresh, monkeypatch, tmp_path):
+    runs, gate, waits = tmp_path / "runs", tmp_path / "gate", threading.Event()
+    os.mkfifo(gate)
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        f"#!/bin/sh\necho run >> {runs}\nread go < {gate}\nwhile [ $1 != -o ]; do shift; done\n: > $2\n"
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(library.time, "sleep", lambda seconds: waits.set() or waits.wait(0.01))
+    with ThreadPoolExecutor(2) as pool:
+        made = [pool.submit(library.compile_library, fresh) for _ in range(2)]
+        second_waits = waits.wait(30)
+        with open(gate, "w") as opened:
+            opened.write("go\n" * 2)
+        assert [future.result(60) for future in made] == [fresh / library.library_name()] * 2
+    assert second_waits and runs.read_text() == "run\n"
+    assert list(fresh.iterdir()) == [fresh / library.library_name()]
 
 
 def test_other_sources_are_another_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

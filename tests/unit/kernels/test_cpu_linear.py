@@ -382,3 +382,11 @@ def test_an_odd_width_is_refused_and_what_does_not_fit_is_known() -> None:
     assert cpu_attention.fits(rows, new)
     for other in (new.bfloat16(), torch.ones(3, 1, 4), torch.ones(3, 2, 5), torch.ones(3, 2, 8)[..., ::2]):
         assert not cpu_attention.fits(rows, other)
+
+
+def test_the_widest_set_of_this_chip_is_what_torch_sees() -> None:
+    widest = kernel.instructions_here()
+    assert 0 <= widest <= kernel.WIDEST
+    if sys.platform == "linux" and torch.backends.cpu.get_cpu_capability() == "AVX512":
+        # The system may refuse tiles to a process.
+        assert widest in ((3, 4) if torch.cpu._is_avx512_bf16_supported() else (2,))

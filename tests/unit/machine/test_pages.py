@@ -10,19 +10,20 @@ import torch
 
 from triptych.base.machine import pages
 from triptych.base.machine.pages import HUGE_PAGE, use_huge_pages, why_no_huge_pages
+from triptych.pd_worker.attention.metadata import PagedKVCache
 
 
-def in_huge_pages(address: int) -> int:
-    """Bytes in huge pages of the mapping that has this address."""
-    inside = False
+def mapping_of(address: int) -> dict[str, str]:
+    """What the system says of the mapping that has this address."""
+    inside, found = False, {}
     for line in Path("/proc/self/smaps").read_text().splitlines():
-        first = line.split()[0]
-        if "-" in first and ":" not in first:
-            begin, end = (int(part, 16) for part in first.split("-"))
+        name, _, value = line.partition(" ")
+        if "-" in name and not name.endswith(":"):
+            begin, end = (int(part, 16) for part in name.split("-"))
             inside = begin <= address < end
-        elif inside and line.startswith("AnonHugePages:"):
-            return int(line.split()[1]) << 10
-    return 0
+        elif inside:
+            found[name] = value.strip()
+    return found
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no smaps")
@@ -31,8 +32,17 @@ def test_written_memory_keeps_its_content_and_is_in_huge_pages_where_the_system_
     done = use_huge_pages(memory.data_ptr(), memory.nbytes)
     assert torch.equal(memory, torch.arange(2 * HUGE_PAGE))
     if done:
-        assert in_huge_pages(memory.data_ptr()) >= memory.nbytes // 2
+        size, _ = mapping_of(memory.data_ptr())["AnonHugePages:"].split()
+        assert int(size) << 10 >= memory.nbytes // 2
     assert not use_huge_pages(memory.data_ptr(), 0)
+
+
+@pytest.mark.skipif(why_no_huge_pages() != "", reason="the system gives none")
+def test_keys_and_values_are_asked_for_in_huge_pages() -> None:
+    sizes = {"num_layers": 1, "num_blocks": 64, "block_size": 16, "num_kv_heads": 2, "head_dim": 64}
+    cache = PagedKVCache(**sizes, dtype=torch.bfloat16, device=torch.device("cpu"))
+    assert "hg" in mapping_of(cache.keys[0].data_ptr())["VmFlags:"].split()
+    assert not cache.keys[0].any()
 
 
 def test_memory_that_is_not_ours_is_a_refusal_and_no_error() -> None:

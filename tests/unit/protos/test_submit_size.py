@@ -73,7 +73,8 @@ FORMS = {
 }
 #: Bytes of what else a call may hold.
 OTHERS = {
-    **dict.fromkeys(("request_id", "proxy_id", "model_key", "label", "traceparent", "tracestate"), NAME),
+    **dict.fromkeys(("request_id", "proxy_id", "model_key", "label", "tenant"), NAME),
+    **dict.fromkeys(("traceparent", "tracestate"), NAME),
     "salt": 4 * MAX_TENANT_SALT,
     "template.tools": MAX_TOOLS_BYTES,
     # Measured before JSON escapes their characters.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from triptych.base.types import WorkerInfo
@@ -43,6 +45,16 @@ def test_the_store_is_lost_to_a_pool_when_none_of_its_workers_reaches_it() -> No
     assert lost.store_lost("encoder")
     assert not lost.store_lost("pd")
     assert lost.namespaces_served() == frozenset()
+
+
+def test_an_encoder_alone_makes_no_model() -> None:
+    workers = KnownWorkers()
+    encoder = WorkerInfo("e:1", "encoder", "i", "key", "model", ("space",))
+    workers.declare(encoder)
+    assert not workers.models()
+    workers.declare(replace(encoder, pool="pd", address="p:1", namespaces=(), capacity={"pools": 1}))
+    workers.declare(encoder)
+    assert workers.kind("model").pools
 
 
 @pytest.mark.parametrize(

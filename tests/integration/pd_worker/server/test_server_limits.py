@@ -14,6 +14,7 @@ from support.engine.engine_requests import make_request
 from support.fakes.pd_client import PDClient
 from support.waiting import until
 from triptych.base.errors import InvalidRequest
+from triptych.base.hashing import tenant_digest
 from triptych.base.rpc.channels import make_channel, make_server
 from triptych.base.types import FinishReason, PDTimings, Usage
 from triptych.pd_worker import server as pd_server
@@ -210,7 +211,7 @@ async def test_a_tenant_that_fills_the_input_threads_keeps_another_one_waiting_f
     s.input_processor.gate.clear()
     texts = [s.client.message(f"a{i}", "x") for i in range(20)]
     for message in (*texts, other := s.client.message("b", "x")):
-        message.tenant = "b" if message is other else "a"
+        message.tenant = "b" * 16 if message is other else "a" * 16
     calls = [s.client.stub.Submit(message, timeout=60) for message in texts]
     await until(lambda: s.streams.unfinished == 20)
     calls.append(s.client.stub.Submit(other, timeout=60))
@@ -221,11 +222,22 @@ async def test_a_tenant_that_fills_the_input_threads_keeps_another_one_waiting_f
     assert [name for name in s.engine.submitted if name != "b"] == [f"a{i}" for i in range(20)]
 
 
+async def test_a_submit_names_its_tenant_by_a_digest_or_not_at_all_as_proxies_of_an_earlier_release(
+    s: Service,
+):
+    for tenant, status in (("", QUEUED), (tenant_digest("alice"), QUEUED), ("alice", REFUSED)):
+        message = s.client.message(f"r{tenant}", "x")
+        message.tenant = tenant
+        assert (await s.client.submit(message)).status == status
+    old = pd_pb2.SubmitRequest.FromString(s.client.message("old", "x").SerializeToString())
+    assert old.tenant == "" and (await s.client.submit(old)).status == QUEUED
+
+
 @pytest.mark.parametrize("s", [{"max_requests": 4}], indirect=True)
 async def test_a_tenant_that_fills_the_worker_leaves_others_their_share(s: Service):
     def message(name: str, tenant: str) -> pd_pb2.SubmitRequest:
         made = s.client.message(name, "x")
-        made.tenant = tenant
+        made.tenant = tenant * 16
         return made
 
     statuses = [(await s.client.submit(message(f"a{i}", "a"))).status for i in range(5)]

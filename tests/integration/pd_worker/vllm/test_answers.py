@@ -164,3 +164,26 @@ async def test_what_cannot_be_done_is_refused_by_name_before_any_call(server, se
     assert server.calls == []
     assert reply.status == pd_pb2.SubmitReply.STATUS_REFUSED
     assert (reply.error.code.split("_")[0] in ("invalid", "context"), reply.error.param) == (True, param)
+
+
+async def test_a_tenant_that_fills_the_server_leaves_another_one_a_place_and_goes_on_with_its_tokens(
+    server, store
+):
+    async with fronting(server, store, max_num_seqs=2) as served:
+        client, long, short = served.client, {"max_tokens": 12}, {"max_tokens": 4}
+        server.scripts = [hangs(5), hangs(5)]
+        for name in ("a1", "a2", "a3"):
+            message = client.message(name, "hello", temperature=0.0, ignore_eos=True, **long)
+            message.tenant = "a" * 16
+            await client.submit(message)
+        for name in ("a1", "a2"):
+            half = await client.until(name, tokens=5)
+        prompt = half.admitted.prompt_token_ids
+        message = client.message("b", "hello", temperature=0.0, ignore_eos=True, **short)
+        message.tenant = "b" * 16
+        await client.submit(message)
+        assert (await client.until("b")).token_ids == expected(prompt, 4)
+        assert server.calls[1].gone.is_set() and not server.calls[0].gone.is_set()
+        assert served.metrics.tenant_preemptions._value.get() == 1
+        assert (await client.until("a2")).token_ids == expected(prompt)
+        assert (await client.until("a3")).token_ids == expected(prompt)

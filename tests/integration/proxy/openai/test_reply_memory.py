@@ -12,6 +12,8 @@ from typing import Any
 from support.fakes.fake_workers import MODEL, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster, raw_post
 from support.waiting import until
+from triptych.base.errors import Overloaded
+from triptych.proxy import dispatcher
 from triptych.proxy.auth.keys import KeyLimits, KeyRing
 from triptych.proxy.http.connections import ConnectionLimits
 from triptych.proxy.requests.request import UNPAUSED
@@ -180,3 +182,18 @@ async def test_a_paused_request_whose_worker_dies_goes_on_elsewhere_and_pauses_t
 async def test_a_client_that_reads_is_never_paused(cluster: FakeCluster) -> None:
     assert await cluster.stream(user("count"), max_tokens=500) == whole_text(500)
     assert cluster.pd_workers[0].paused == []
+
+
+async def test_a_refused_reply_leaves_no_place_taken(store: EmbeddingStore, monkeypatch) -> None:
+    class Full:
+        def __init__(self, *args: Any, **options: Any) -> None:
+            raise Overloaded("no memory for its reply", retry_after=1)
+
+    async with FakeCluster(store) as cluster:
+        with monkeypatch.context() as patched:
+            patched.setattr(dispatcher, "ReplyMemory", Full)
+            for _ in range(3):
+                status, _, reply = await raw_post(cluster.port, json.dumps({"messages": user("x")}).encode())
+                assert (status, b"no memory for its reply" in reply) == (429, True)
+        assert cluster.quotas["requests"].used == 0
+        assert (await cluster.ask(user("x"))).choices

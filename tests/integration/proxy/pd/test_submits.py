@@ -64,6 +64,18 @@ async def test_a_submit_whose_call_breaks_is_sent_again_as_the_same_attempt(clus
     await cluster.at_rest()
 
 
+async def test_a_worker_of_a_release_that_takes_no_attempt_twice_gets_the_next_one(cluster: FakeCluster):
+    [worker] = cluster.pd_workers
+    worker.takes_twice, worker.breaks = False, 1
+    worker.admission.clear()
+    asked = asyncio.create_task(cluster.stream(TEXT))
+    await until(lambda: len(worker.submits) == 3, "the call that broke, the one after it, the next attempt")
+    worker.admission.set()
+    assert await asked == whole_text(8)
+    assert [submit.attempt for submit in worker.submits] == [1, 1, 2]
+    await cluster.at_rest()
+
+
 async def test_a_worker_whose_submits_always_break_has_its_request_taken_elsewhere(store):
     async with FakeCluster(store, pd_workers=2) as cluster:
         for worker in cluster.pd_workers:

@@ -146,6 +146,18 @@ async def test_a_drain_waits_for_the_item_in_the_tower(jobs: Jobs) -> None:
     await asyncio.wait_for(drain, 10)
 
 
+async def test_a_drain_has_all_of_its_grace(jobs: Jobs) -> None:
+    jobs.waiter("a").permitted = True
+    drain = asyncio.create_task(jobs.table.drain(30.0))
+    # A deadline that has passed ends a wait within a few turns of the loop.
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not drain.done()
+    assert not jobs.events["a"]
+    drain.cancel()
+    await asyncio.gather(drain, return_exceptions=True)
+
+
 async def test_after_the_grace_the_remaining_jobs_fail_as_retryable(jobs: Jobs) -> None:
     jobs.waiter("a").permitted = True
     await jobs.table.drain(0.01)

@@ -179,3 +179,19 @@ def test_a_layer_that_is_not_prepacked_keeps_its_activation() -> None:
     part = Part(nn.GELU())
     fuse_gelu(part)
     assert type(part.activation_fn) is nn.GELU
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_weight_is_brought_into_huge_pages_whoever_multiplies_it(dtype, monkeypatch):
+    brought: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        "triptych.models.weights.prepack.use_huge_pages", lambda *memory: brought.append(memory)
+    )
+    # 80 outputs are in no blocks that our kernel reads.
+    layers = [PrepackedLinear(nn.Linear(64, outs).to(dtype)) for outs in (64, 80)]
+    expected = [torch.ops.mkldnn.data_ptr(layer.weight) for layer in layers]
+    assert [address for address, _ in brought] == expected
+    assert all(
+        count >= layer.in_features * layer.out_features * dtype.itemsize
+        for (_, count), layer in zip(brought, layers, strict=True)
+    )

@@ -52,8 +52,8 @@ def chosen(module: nn.ModuleList) -> list[tuple[int, ...]]:
     return [layer.chosen for layer in module]
 
 
-def test_our_product_is_chosen_where_it_is_not_slower() -> None:
-    assert faster({1: (1.0, 2.0), 2: (2.0, 2.0), 4: (2.1, 2.0), 8: (1.9, 2.0)}) == (1, 2, 8)
+def test_our_product_is_chosen_where_it_is_not_clearly_slower() -> None:
+    assert faster({1: (1.0, 2.0), 2: (2.0, 2.0), 4: (2.3, 2.0), 8: (2.1, 2.0)}) == (1, 2, 8)
 
 
 @needs_kernels
@@ -76,7 +76,7 @@ def test_another_chip_build_or_number_of_threads_is_measured_again(what, cache, 
     if what == "threads":
         monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     elif what == "onednn":
-        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "ANOTHER")
     else:
         monkeypatch.setattr(product_choice, what, lambda: "another")
     choose_products(model((64, 64)))

@@ -305,6 +305,24 @@ def test_one_long_sequence_among_short_ones_is_split(instructions, dtype, near, 
     assert (split.float() - call.expected(**options)).abs().max() < near
 
 
+@EVERY_SET
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("groups", [2, 8])
+@pytest.mark.parametrize("length", [805, 811, 834])
+@pytest.mark.parametrize("window", [1 << 30, 601, 777])
+def test_every_key_counts_once_where_the_keys_are_cut(instructions, dtype, groups, length, window):
+    """Values of one: the result is the weights' sum over their total, wherever a part ends within a tile."""
+    call = RawCall([(length, 1)], (1, groups, 64, 64), dtype)
+    call.values[:, call.slots[0]] = 1.0
+    before = torch.get_num_threads()
+    torch.set_num_threads(8)
+    try:
+        out = call.attend(instructions, window=window)
+    finally:
+        torch.set_num_threads(before)
+    assert (out.float() - 1).abs().max() < (5e-3 if dtype == torch.bfloat16 else 1e-6)
+
+
 class RawCall:
     """A call of the kernel for sequences of (length, new tokens) in scattered blocks, with NaN elsewhere."""
 

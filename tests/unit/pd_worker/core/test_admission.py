@@ -92,6 +92,7 @@ class Waiter:
     name: str
     order: tuple[bool, float, str]
     nbytes: int
+    tenant: str = ""
 
 
 def queue_of(*sizes: int) -> AdmissionQueue[Waiter]:

@@ -24,18 +24,18 @@ from triptych.pd_worker.core.request_events import ItemLoaded, ItemMissing, Requ
 
 def test_item_pressure_counts_those_that_wait_for_embeddings_by_those_that_run(make: Make) -> None:
     engine = make()
-    assert engine.scheduler.item_pressure == 0
+    assert engine.scheduler.collect_stats().item_pressure == 0
     images = [make_feature(name, 2, 6) for name in ("cat", "dog", "cow")]
     engine.add(*(make_request(f"m{i}", 10, [image], ready=[]) for i, image in enumerate(images)))
     engine.step()
-    assert engine.scheduler.item_pressure == 3
+    assert engine.scheduler.collect_stats().item_pressure == 3
     engine.add(make_request("a", 4, max_tokens=9), make_request("b", [9] * 4, max_tokens=9))
     engine.step()
-    assert engine.scheduler.item_pressure == 1.5
+    assert engine.scheduler.collect_stats().item_pressure == 1.5
     engine.arrive(*images)
     engine.step()
     engine.step()
-    assert engine.scheduler.item_pressure == 0
+    assert engine.scheduler.collect_stats().item_pressure == 0
 
 
 def test_a_request_waits_for_its_item_while_text_behind_it_runs(make: Make) -> None:

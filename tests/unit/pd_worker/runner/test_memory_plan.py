@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from triptych.base.errors import ConfigError
 from triptych.base.machine.device import CpuMemory, memory_of
 from triptych.models.geometry import CrossGeometry, DecoderGeometry
 from triptych.models.recurrent import StateShape
+from triptych.pd_worker.attention.metadata import LAYOUT_VERSION, PagedKVCache
 from triptych.pd_worker.core.kv_cache.state_slots import StateCopy
 from triptych.pd_worker.runner import memory_profile
 from triptych.pd_worker.runner.capacity import (
@@ -254,8 +257,6 @@ def test_what_triton_compiles_for_decodes_has_run_before_the_first_request(check
 
 
 def test_a_large_cache_on_a_cpu_takes_memory_as_it_is_used() -> None:
-    from triptych.pd_worker.attention.metadata import PagedKVCache
-
     memory = CpuMemory()
     before = memory.used()
     cache = PagedKVCache(
@@ -267,6 +268,33 @@ def test_a_large_cache_on_a_cpu_takes_memory_as_it_is_used() -> None:
     cache.write(1, torch.tensor([5, 99999]), torch.ones(2, 4, 64).bfloat16(), torch.ones(2, 4, 64).bfloat16())
     assert cache.keys[1].flatten(0, 1)[5].sum() == 256
     assert cache.keys[1].flatten(0, 1)[6].sum() == cache.keys[0].flatten(0, 1)[5].sum() == 0
+
+
+def small_cache() -> PagedKVCache:
+    return PagedKVCache(
+        num_layers=2, num_blocks=1 << 10, block_size=16, num_kv_heads=4, head_dim=64,
+        dtype=torch.bfloat16, device=torch.device("cpu"),
+    )  # fmt: skip
+
+
+def test_a_cache_on_a_cpu_asks_for_huge_pages() -> None:
+    if not Path("/sys/kernel/mm/transparent_hugepage/enabled").exists():
+        pytest.skip("a kernel without them")
+    cache = small_cache()
+    address, flags, inside = cache.keys[1].data_ptr(), "", False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        if mapping := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(mapping[1], 16) <= address < int(mapping[2], 16)
+        elif line.startswith("VmFlags:") and inside:
+            flags = line
+    assert "hg" in flags.split()
+
+
+def test_another_layout_of_the_cache_is_another_version() -> None:
+    """Blocks of one head side by side on a CPU; elsewhere the heads of a token."""
+    cache = small_cache()
+    strides = (16 * 64, 64, (1 << 10) * 16 * 64, 1)
+    assert {tensor.stride() for tensor in (*cache.keys, *cache.values)} == {strides} and LAYOUT_VERSION == 1
 
 
 GEOMETRY = DecoderGeometry(

@@ -16,6 +16,7 @@ from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.types import OutputFormat, SamplingParams, Task
 from triptych.models.base import GenerationDefaults
 from triptych.pd_worker.core.sampling import ResolvedSampling, resolve
+from triptych.pd_worker.core.tenant_turns import TenantTurns
 from triptych.pd_worker.frontend.grammar import GrammarCompiler
 from triptych.pd_worker.vllm.attempt import Diverged, Replay
 from triptych.pd_worker.vllm.calls import EngineFormats, check_sampling, engine_seed, replays, sampling_params
@@ -131,14 +132,14 @@ async def settled() -> None:
 
 
 async def test_requests_start_in_order_and_resumed_ones_first():
-    places, started = BatchPlaces(1), []
+    places, started = BatchPlaces(1, TenantTurns()), []
 
     async def work(name: str, at: tuple[bool, float, str]) -> None:
-        async with places.place(at):
+        async with places.place(at, ""):
             started.append(name)
             await asyncio.sleep(0)
 
-    async with places.place(order(0.0)):
+    async with places.place(order(0.0), ""):
         tasks = [
             asyncio.create_task(work(name, at))
             for name, at in (
@@ -154,30 +155,88 @@ async def test_requests_start_in_order_and_resumed_ones_first():
 
 
 async def test_a_wait_cancelled_after_its_turn_came_gives_the_place_back():
-    places = BatchPlaces(1)
+    places = BatchPlaces(1, TenantTurns())
 
     async def work() -> None:
-        async with places.place(order(1.0)):
+        async with places.place(order(1.0), ""):
             raise AssertionError("it was cancelled")
 
-    async with places.place(order(0.0)):
+    async with places.place(order(0.0), ""):
         task = asyncio.create_task(work())
         await settled()
     # The place is the task's now, which has not run since.
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    async with asyncio.timeout(5), places.place(order(2.0)):
+    async with asyncio.timeout(5), places.place(order(2.0), ""):
         pass
 
 
+class Batch:
+    """Requests at work in a batch of so many places, each until its gate opens or it is asked to leave."""
+
+    def __init__(self, places: int) -> None:
+        self.turns, self.left, self.gate = TenantTurns(), 0, asyncio.Event()
+        self.places = BatchPlaces(places, self.turns, self.gave_way)
+        self.order: list[str] = []
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def gave_way(self) -> None:
+        self.left += 1
+
+    def add(self, *names: str) -> None:
+        """A tenant is the first letter of a name."""
+        for name in names:
+            self.turns.add(name[0])
+            self.tasks.append(asyncio.create_task(self.work(name, order(float(len(self.tasks))))))
+
+    async def work(self, name: str, at: tuple[bool, float, str]) -> None:
+        done = False
+        while not done:
+            async with self.places.place(at, name[0]) as place:
+                self.order.append(name)
+                leave = asyncio.Event()
+                place.leave = leave.set
+                ends = [asyncio.create_task(event.wait()) for event in (self.gate, leave)]
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                done = self.gate.is_set()
+                for end in ends:
+                    end.cancel()
+
+
+async def test_the_tenant_with_most_places_leaves_its_latest_to_one_that_has_none():
+    batch = Batch(3)
+    batch.add("a1", "a2", "a3", "a4")
+    await settled()
+    batch.add("b1", "b2")
+    await settled()
+    assert batch.order == ["a1", "a2", "a3", "b1"]
+    assert batch.left == 1, "one, however many the other tenant wants"
+    batch.gate.set()
+    await asyncio.gather(*batch.tasks)
+    assert sorted(batch.order[4:]) == ["a3", "a4", "b2"]
+
+
+async def test_a_place_that_becomes_free_goes_to_the_tenant_that_has_had_least():
+    batch = Batch(2)
+    batch.add("a1", "b1", "a2", "a3")
+    await settled()
+    batch.add("b2")
+    for tenant, tokens in (("a", 100), ("b", 1)):
+        batch.turns.charge(tenant, tokens)
+    batch.gate.set()
+    await asyncio.gather(*batch.tasks)
+    assert batch.order.index("b2") < batch.order.index("a3")
+    assert batch.left == 0, "each has one"
+
+
 async def test_bytes_are_reserved_together_in_order_and_shared_by_key():
-    room = EmbeddingMemory(100)
-    await room.reserve("a", order(0.0), {"x": 60})
-    await room.reserve("b", order(1.0), {"x": 60})
+    room = EmbeddingMemory(100, TenantTurns())
+    await room.reserve("a", order(0.0), {"x": 60}, "")
+    await room.reserve("b", order(1.0), {"x": 60}, "")
     assert room.reserved == 60
-    big = asyncio.create_task(room.reserve("c", order(2.0), {"y": 60}))
-    small = asyncio.create_task(room.reserve("d", order(3.0), {"z": 10}))
+    big = asyncio.create_task(room.reserve("c", order(2.0), {"y": 60}, ""))
+    small = asyncio.create_task(room.reserve("d", order(3.0), {"z": 10}, ""))
     await settled()
     assert not big.done() and not small.done()
     room.release("a")

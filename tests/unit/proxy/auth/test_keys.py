@@ -15,6 +15,7 @@ from triptych.base.errors import ConfigError, RateLimited
 from triptych.base.hashing import prefix_root
 from triptych.base.types import SamplingParams
 from triptych.proxy.auth.keys import (
+    LOOK_SECONDS,
     KeyEntry,
     KeyLimits,
     KeyRing,
@@ -125,6 +126,15 @@ def test_an_edited_key_file_counts_at_once_and_a_broken_one_leaves_the_last_keys
     assert {key for key in (b"old", b"new") if ring.find(key) == Principal("alice", NONE)} == found
     assert ring.in_use
     assert ("the keys read last stay in use" in caplog.text) is warned
+
+
+def test_a_key_that_is_appended_opens_in_the_same_second(tmp_path):
+    path, clock = tmp_path / "keys", Clock()
+    path.write_text(f"alice {_digest('old')}\n")
+    ring = KeyRing("", str(path), NONE, clock)
+    _rewrite(path, f"alice {_digest('old')}\nbob {_digest('new')}\n")
+    clock.now = LOOK_SECONDS / 4
+    assert ring.find(b"new") == Principal("bob", NONE)
 
 
 def test_a_flood_of_wrong_keys_looks_at_the_file_and_complains_only_now_and_then(

@@ -13,7 +13,7 @@ from starlette.types import Message
 
 from triptych.base.errors import InvalidRequest, TooLarge
 from triptych.proxy.http import json_body
-from triptych.proxy.http.endpoint import HttpReply, PostEndpoint
+from triptych.proxy.http.endpoint import BURST_SECONDS, HttpReply, PostEndpoint, WritePacer
 from triptych.proxy.http.form_body import MAX_FIELD, MAX_PARTS, parse_form
 from triptych.proxy.http.json_body import check_values, convert_field
 from triptych.proxy.openai.chat.request import MessageBody
@@ -165,3 +165,16 @@ def test_a_part_that_is_not_served_is_named_with_those_that_are(kind: str, named
         convert_field({"role": "user", "content": [{"type": kind}]}, MessageBody, "messages[0]")
     assert caught.value.param == "messages[0].content[0].type"
     assert named in caught.value.message
+
+
+async def test_two_tokens_of_a_burst_are_one_write() -> None:
+    pacer, now = WritePacer(), 100.0
+    pacer._clock = lambda: now
+    # The first after a pause, and those no faster than every 10 ms, go out as they come.
+    assert pacer.pause() == 0.0
+    now += 2 * BURST_SECONDS
+    assert pacer.pause() == 0.0
+    now += BURST_SECONDS
+    assert pacer.pause() == BURST_SECONDS, "the next token is waited for"
+    now += 1.0
+    assert pacer.pause() == 0.0
