@@ -12,8 +12,8 @@ BUDGETS: tuple[Budget, ...] = (
         "bytes of embeddings",
         "the store's `maxmemory`",
         "share",
-        "who is above its share deletes its oldest before it saves ([store](store.md#shares-of-tenants)); "
-        "the least recently used are evicted, and encoded again on demand",
+        "near its limit, a tenant above its share loses its own oldest ([store](store.md#shares-of-tenants)); "
+        "then the least recently used are evicted. What is lost is encoded again on demand",
         flag="--store-memory",
     ),
     Budget(

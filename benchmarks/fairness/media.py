@@ -55,7 +55,7 @@ def long_webm(frames: int, width: int = 1280, height: int = 720, rate: int = 120
             frame.pts, frame.time_base = index, Fraction(1, rate)
             file.mux(stream.encode(frame))
         file.mux(stream.encode())
-    with av.open(io.BytesIO(source.getvalue())) as first, av.open(result, "w", format="webm") as second:
+    with av.open(io.BytesIO(source.getvalue()), "r") as first, av.open(result, "w", format="webm") as second:
         stream = second.add_stream_from_template(first.streams.video[0])
         packets = [bytes(packet) for packet in first.demux(video=0) if packet.size]
         for index in range(frames):

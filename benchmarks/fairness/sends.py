@@ -157,14 +157,11 @@ class Client:
         metadata = (("authorization", f"Bearer {self._key}"),) if self._key else ()
         try:
             if what.method in UNARY:
-                await self._channel.unary_unary(what.method)(
-                    what.message, metadata=metadata, timeout=what.seconds
-                )
+                unary: Any = self._channel.unary_unary(what.method)
+                await unary(what.message, metadata=metadata, timeout=what.seconds)
             else:
-                call: Any = self._channel.stream_stream(what.method)(
-                    iter([what.message]), metadata=metadata, timeout=what.seconds
-                )
-                async for _ in call:
+                stream: Any = self._channel.stream_stream(what.method)
+                async for _ in stream(iter([what.message]), metadata=metadata, timeout=what.seconds):
                     pass
         except aio.AioRpcError as error:
             return error.code().name

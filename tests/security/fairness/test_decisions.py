@@ -1,0 +1,51 @@
+"""Every flood is met by a decision that is tested without processes: a price, or whose turn it is."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from benchmarks.fairness.floods import FLOODS
+
+ROOT = Path(__file__).parents[3]
+#: By what a flood takes from others: the file and the test that says how they are served beside it.
+DECISIONS = {
+    "loop": ("security/fairness/test_prices.py", "a_floods_request_costs_the_loop_no_more_than_honest_ones"),
+    "parser": (
+        "security/fairness/test_prices.py",
+        "a_floods_request_costs_the_loop_no_more_than_honest_ones",
+    ),
+    "engine": (
+        "unit/pd_worker/core/test_tenant_turns.py",
+        "a_tenants_first_token_comes_within_eight_steps_and_its_own_prefill_however_full_the_engine_is",
+    ),
+    "decoder": (
+        "unit/encoder_worker/test_decode_places.py",
+        "a_flood_of_one_tenant_is_served_in_turn_with_whoever_comes_later",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "loop",
+        "parser",
+        "decoder",
+        # Until the PD worker's turns are there.
+        pytest.param(
+            "engine",
+            marks=pytest.mark.xfail(not (ROOT / "tests" / DECISIONS["engine"][0]).exists(), strict=True),
+        ),
+    ],
+)
+def test_what_a_flood_takes_is_shared_by_a_decision(kind):
+    path, name = DECISIONS[kind]
+    tree = ast.parse((ROOT / "tests" / path).read_text())
+    assert f"test_{name}" in {getattr(node, "name", "") for node in tree.body}
+
+
+def test_every_kind_of_flood_has_a_decision():
+    assert {flood.kind for flood in FLOODS.values()} == set(DECISIONS)
