@@ -12,7 +12,7 @@ BUDGETS: tuple[Budget, ...] = (
         "bytes of embeddings",
         "the store's `maxmemory`",
         "share",
-        "near its limit, a tenant above its share ([store](store.md#shares-of-tenants)) loses its own oldest; "
+        "near its limit, a tenant above its share ([store](store.md#shares-of-tenants)) loses its oldest; "
         "then the least recently used are evicted. What is lost is encoded again on demand",
         flag="--store-memory",
     ),
