@@ -1,4 +1,4 @@
-"""SharedBudget: one bound of a worker or of the store that many requests share; docs/limits.md shows them all.
+"""SharedBudget: one bound of a worker or the store that many requests share; docs/limits.md shows them all.
 
 The proxy's are quotas (`triptych/proxy/quotas/table.py`). Each service declares its own beside its code, and
 `tests/security/fairness/test_budgets.py` finds what is declared nowhere.
