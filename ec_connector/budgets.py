@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from triptych.base.budgets import Budget
+from triptych.base.budgets import SharedBudget
 from triptych.ec_connector.connectors.output_server import MAX_CONNECTIONS
 from triptych.store.topology.topology import BULK_CONNECTIONS
 
-BUDGETS: tuple[Budget, ...] = (
-    Budget(
+BUDGETS: tuple[SharedBudget, ...] = (
+    SharedBudget(
         "store",
         "bytes of embeddings",
         "the store's `maxmemory`",
@@ -16,7 +16,7 @@ BUDGETS: tuple[Budget, ...] = (
         "then the least recently used are evicted. What is lost is encoded again on demand",
         flag="--store-memory",
     ),
-    Budget(
+    SharedBudget(
         "store connections",
         "transfers at once from one process",
         f"{BULK_CONNECTIONS}",
@@ -24,7 +24,7 @@ BUDGETS: tuple[Budget, ...] = (
         "they wait, within their deadline",
         made=("store/bulk.py: Semaphore",),
     ),
-    Budget(
+    SharedBudget(
         "data port",
         "connections to one encoder worker",
         f"{MAX_CONNECTIONS}",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from triptych.base.budgets import Budget
+from triptych.base.budgets import SharedBudget
 
-BUDGETS: tuple[Budget, ...] = (
-    Budget(
+BUDGETS: tuple[SharedBudget, ...] = (
+    SharedBudget(
         "jobs",
         "jobs that are open, and streams that wait for one",
         "twice `--plan-credit` before their plan",
@@ -13,7 +13,7 @@ BUDGETS: tuple[Budget, ...] = (
         "429; the proxy asks another encoder, or later",
         made=("jobs/table.py: Overloaded",),
     ),
-    Budget(
+    SharedBudget(
         "preparations",
         "jobs in preprocessing or queued for it",
         "",
@@ -21,7 +21,7 @@ BUDGETS: tuple[Budget, ...] = (
         "proxies, which divide it among themselves, hold the others back",
         flag="--plan-credit",
     ),
-    Budget(
+    SharedBudget(
         "decode places",
         "decodes under way: threads for what is cheap, processes for what may take long",
         "as many threads as cores, and twice as many processes of either kind",
@@ -30,7 +30,7 @@ BUDGETS: tuple[Budget, ...] = (
         flag="--decode-threads",
         made=("media/preparer.py: ThreadPoolExecutor",),
     ),
-    Budget(
+    SharedBudget(
         "media",
         "bytes of media that have arrived",
         "",
@@ -38,7 +38,7 @@ BUDGETS: tuple[Budget, ...] = (
         "further media are not read until there is room; a single larger item is allowed",
         flag="--encoder-media-memory",
     ),
-    Budget(
+    SharedBudget(
         "prepared pixels",
         "bytes of decoded and preprocessed media",
         "",
@@ -46,7 +46,7 @@ BUDGETS: tuple[Budget, ...] = (
         "the oldest are dropped, and preprocessed again when their turn comes",
         flag="--prepared-memory",
     ),
-    Budget(
+    SharedBudget(
         "tower",
         "jobs per rank in the tower or queued for it",
         "",
@@ -54,7 +54,7 @@ BUDGETS: tuple[Budget, ...] = (
         "proxies, which divide it among themselves, hold the others back",
         flag="--tower-credit",
     ),
-    Budget(
+    SharedBudget(
         "rows to fetch",
         "embeddings kept for PD workers that fetch them here",
         "",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from triptych.base.budgets import Budget
+from triptych.base.budgets import SharedBudget
 from triptych.pd_worker.server import MAX_QUERIES, MAX_WAITING
 from triptych.pd_worker.worker import INPUT_THREADS
 
-BUDGETS: tuple[Budget, ...] = (
-    Budget(
+BUDGETS: tuple[SharedBudget, ...] = (
+    SharedBudget(
         "requests",
         "requests that are not finished",
         f"{MAX_WAITING} beyond `--max-num-seqs`",
@@ -15,7 +15,7 @@ BUDGETS: tuple[Budget, ...] = (
         "429: an equal part for each tenant once all are taken, then elsewhere or later",
         made=("server.py: Overloaded",),
     ),
-    Budget(
+    SharedBudget(
         "input threads",
         "prompts rendered, tokenised and checked at once",
         f"{INPUT_THREADS} threads",
@@ -23,7 +23,7 @@ BUDGETS: tuple[Budget, ...] = (
         "they wait",
         made=("worker.py: ThreadPoolExecutor",),
     ),
-    Budget(
+    SharedBudget(
         "queries",
         "questions of `/tokenize`, `/detokenize` and counts that wait",
         f"{MAX_QUERIES}",
@@ -31,7 +31,7 @@ BUDGETS: tuple[Budget, ...] = (
         "429",
         made=("server.py: Overloaded",),
     ),
-    Budget(
+    SharedBudget(
         "query thread",
         "questions answered at once",
         "1 thread",
@@ -39,7 +39,7 @@ BUDGETS: tuple[Budget, ...] = (
         "they wait",
         made=("worker.py: ThreadPoolExecutor",),
     ),
-    Budget(
+    SharedBudget(
         "slots",
         "requests that run at once",
         "",
@@ -47,7 +47,7 @@ BUDGETS: tuple[Budget, ...] = (
         "they wait; a tenant without any in the batch gets the place of the tenant with the most",
         flag="--max-num-seqs",
     ),
-    Budget(
+    SharedBudget(
         "step tokens",
         "tokens of one step",
         "512 on a CPU, 8,192 on a GPU; half of it for prompts while others decode",
@@ -55,7 +55,7 @@ BUDGETS: tuple[Budget, ...] = (
         "prompts are prefilled in chunks",
         flag="--max-num-batched-tokens",
     ),
-    Budget(
+    SharedBudget(
         "KV blocks",
         "keys and values",
         "what `--device-memory` leaves",
@@ -63,7 +63,7 @@ BUDGETS: tuple[Budget, ...] = (
         "the latest request of the tenant with the most is preempted, and recomputed or swapped in later",
         flag="--kv-memory",
     ),
-    Budget(
+    SharedBudget(
         "item reservations",
         "embeddings of admitted requests",
         "an eighth of what is left beside the weights",
@@ -71,7 +71,7 @@ BUDGETS: tuple[Budget, ...] = (
         "they wait for room; one request's items that are larger: 400",
         flag="--encoder-cache-memory",
     ),
-    Budget(
+    SharedBudget(
         "recurrent states",
         "slots of recurrent layers, and snapshots",
         "a quarter of what is left for states and KV blocks",
@@ -79,7 +79,7 @@ BUDGETS: tuple[Budget, ...] = (
         "they wait; the least recently used snapshot gives way",
         flag="--state-memory",
     ),
-    Budget(
+    SharedBudget(
         "swapped blocks",
         "host memory of preempted requests, with `--preemption swap`",
         "",
@@ -87,7 +87,7 @@ BUDGETS: tuple[Budget, ...] = (
         "a preempted request is recomputed",
         flag="--swap-memory",
     ),
-    Budget(
+    SharedBudget(
         "vLLM's copies",
         "items verified at once for a vLLM engine",
         "2",

@@ -1,4 +1,4 @@
-"""Budget: one bound of a worker or of the store that many requests share; docs/limits.md shows them all.
+"""SharedBudget: one bound of a worker or the store that many requests share; docs/limits.md shows them all.
 
 The proxy's are quotas (`triptych/proxy/quotas/table.py`). Each service declares its own beside its code, and
 `tests/security/fairness/test_budgets.py` finds what is declared nowhere.
@@ -16,7 +16,7 @@ Sharing = Literal["turns", "share", "proxy", "order"]
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class SharedBudget:
     """`of` is what it counts; `value` its size, where that is not a flag's default alone."""
 
     name: str

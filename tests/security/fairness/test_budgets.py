@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.hostile.bounds import bounds_below
-from triptych.base.budgets import Budget
+from triptych.base.budgets import SharedBudget
 from triptych.base.config import ClusterConfig, EncoderConfig, PDConfig, format_size
 from triptych.base.config.flags import Config
 from triptych.ec_connector.budgets import BUDGETS as STORE_BUDGETS
@@ -20,7 +20,7 @@ from triptych.pd_worker import budgets as pd_budgets
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "limits.md"
 BEGIN, END = "<!-- budgets: begin -->\n", "<!-- budgets: end -->"
-TABLES: dict[str, tuple[Budget, ...]] = {
+TABLES: dict[str, tuple[SharedBudget, ...]] = {
     "PD worker": pd_budgets.BUDGETS,
     "encoder worker": encoder_budgets.BUDGETS,
     "store": STORE_BUDGETS,
@@ -57,7 +57,7 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _size(budget: Budget) -> str:
+def _size(budget: SharedBudget) -> str:
     default = FLAGS.get(budget.flag)
     if budget.value or not isinstance(default, int):
         return f"`{budget.flag}`: {budget.value}" if budget.flag else budget.value
@@ -79,7 +79,7 @@ def test_no_call_bounds_what_is_declared_nowhere(folder, budgets):
     declared = {made for budget in budgets for made in budget.made}
     if folder == "triptych/store":
         declared = {made.removeprefix("store/") for budget in STORE_BUDGETS for made in budget.made}
-    assert found == declared, "declare a Budget in its budgets.py, or say in NO_CALLS why it is none"
+    assert found == declared, "declare a SharedBudget in its budgets.py, or say in NO_CALLS why it is none"
 
 
 @pytest.mark.parametrize(("config", "declared"), [(PDConfig, pd_budgets), (EncoderConfig, encoder_budgets)])
