@@ -8,6 +8,7 @@ from typing import Any
 from support.data.pictures import picture
 from support.engine.encoder_bench import png
 from support.hostile.attacks import MODEL, Target, picture_url, question
+from triptych.base.request import MAX_NAME
 
 HELLO = [{"role": "user", "content": "hello"}]
 DEEP: Any = "x"
@@ -164,5 +165,6 @@ def test_a_role_that_is_none_is_refused(target: Target) -> None:
 def test_a_model_name_is_looked_up_and_nothing_else(target: Target) -> None:
     for name in ("../" + MODEL, MODEL + "\x00", "x" * 100_000, "a\nb", "{{model}}"):
         status, reply = target.chat({"messages": HELLO, "model": name})
-        assert (status, reply["error"]["param"]) == (404, "model"), name[:80]
+        wrong = 404 if len(name) <= MAX_NAME else 400
+        assert (status, reply["error"]["param"]) == (wrong, "model"), name[:80]
         assert len(reply["error"]["message"]) < 500
