@@ -33,6 +33,7 @@ from triptych.base.errors import InvalidRequest
 from triptych.base.hashing import mm_hash
 from triptych.encoder_worker.media.formats import FORMATS
 from triptych.encoder_worker.media.preparer import Preparer, VerifiedMedia
+from triptych.encoder_worker.media.work import DecodeWork, TooHeavy
 from triptych.models.base import EncoderSide
 from triptych.models.registry import load_encoder
 from triptych.protos import common_pb2, encoder_pb2
@@ -188,7 +189,10 @@ def prepared(preparer: Preparer, media: bytes, options: dict[str, object]) -> No
         # Outside of tests a warning is no error.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            item = preparer._prepare(VerifiedMedia(media, options))
+            try:
+                item = preparer._prepare(VerifiedMedia(media, options), DecodeWork(heavy=False), None)
+            except TooHeavy:
+                item = preparer._prepare(VerifiedMedia(media, options), DecodeWork(), None)
         assert item.rows > 0
         assert item.nbytes < 1 << 26
     except InvalidRequest as refused:

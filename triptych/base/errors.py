@@ -125,6 +125,7 @@ _BY_CODE: dict[str, type[RequestError]] = {
     for cls in (
         InvalidRequest,
         Unauthorized,
+        Forbidden,
         TooLarge,
         ContextTooLong,
         RequestTimeout,

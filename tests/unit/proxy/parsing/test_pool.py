@@ -159,13 +159,22 @@ async def test_a_client_that_goes_takes_its_process_with_it(
 
 
 async def test_a_client_that_goes_while_its_process_starts_leaves_it_to_the_next(
-    pool: ParserPool, quota: Quota
+    pool: ParserPool, quota: Quota, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    starts, may_start, start = asyncio.Event(), asyncio.Event(), ParserProcess.start
+
+    async def slow(cpu_seconds: float) -> ParserProcess:
+        starts.set()
+        await may_start.wait()
+        return await start(cpu_seconds)
+
+    monkeypatch.setattr(ParserProcess, "start", slow)
     asked = asyncio.create_task(pool.check("", b"", here(fine)))
-    await until(lambda: quota.used == 1, "the body's turn")
+    await starts.wait()
     asked.cancel()
     await asyncio.gather(asked, return_exceptions=True)
     assert not quota.used
+    may_start.set()
     await until(lambda: len(pool._idle) == 1, "the process that was on its way")
 
 
