@@ -205,7 +205,9 @@ class StoreShares:
     async def _read_memory(self, shard: str, key: str) -> Memory:
         info = await self._topology.on_owner(key, 0, lambda server, _: server.info("memory"))
         used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
-        known = self._memory[shard] = Memory(used, limit, time.monotonic())
+        # Values never get what replicas are sent from: 10 MiB, and more while one lags.
+        buffers = min(int(info.get("mem_total_replication_buffers", 0)), limit)
+        known = self._memory[shard] = Memory(used - buffers, limit - buffers, time.monotonic())
         return known
 
     async def _note(self, at: tuple[str, str, str], excess: int = 0) -> None:
@@ -280,7 +282,10 @@ class StoreShares:
                 for pair, each in zip(pairs, passes, strict=True)
             ]
         )
-        names = [name.decode() for _, page in pages for name, _ in page]
+        # A value is counted before it is saved.
+        seconds, micros = await self._control.execute("TIME")
+        saved = int(seconds) * 1000 + int(micros) // 1000 - self._young
+        names = [name.decode() for _, page in pages for name, at in page if float(at) <= saved]
         there = await self._control.execute_all(
             [("EXISTS", keys.embedding(name.rpartition(":")[0])) for name in names]
         )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import pytest
 
 from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
 from support.waiting import until
 from triptych.base.types import ItemPlan
-from triptych.store import codec, keys
+from triptych.store import codec, keys, shares
 from triptych.store.bulk import Loaded
 from triptych.store.embedding_store import EmbeddingStore
 from triptych.store.shares import StoreShares
@@ -21,8 +22,9 @@ NBYTES = ROWS * WIDTH * 4
 
 
 @pytest.fixture
-async def small(store: EmbeddingStore) -> EmbeddingStore:
-    """A store of 16 MiB, where values are old at once."""
+async def small(store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch) -> EmbeddingStore:
+    """A store of 16 MiB, where values are old at once: a scan by itself might come while one is saved."""
+    monkeypatch.setattr(shares, "_SCAN_SECONDS", math.inf)
     await store.control.execute("CONFIG", "SET", "maxmemory", MEMORY)
     store.shares = StoreShares(store.topology, store.control, young=0.0)
     return store
