@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -22,12 +23,15 @@ NBYTES = ROWS * WIDTH * 4
 
 
 @pytest.fixture
-async def small(store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch) -> EmbeddingStore:
+async def small(store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EmbeddingStore]:
     """A store of 16 MiB, where values are old at once: a scan by itself might come while one is saved."""
     monkeypatch.setattr(shares, "_SCAN_SECONDS", math.inf)
+    _, before = await store.control.execute("CONFIG", "GET", "maxmemory")
     await store.control.execute("CONFIG", "SET", "maxmemory", MEMORY)
     store.shares = StoreShares(store.topology, store.control, young=0.0)
-    return store
+    yield store
+    # Other tests have the same server.
+    await store.control.execute("CONFIG", "SET", "maxmemory", before)
 
 
 def plans_of(name: str, count: int) -> list[ItemPlan]:
