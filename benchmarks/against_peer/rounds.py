@@ -68,8 +68,12 @@ def matrix_of(model: str, peer: Path) -> Matrix:
 
 
 def systems_of(matrix: Matrix, before: Path | None) -> dict[str, System]:
-    """All systems by name; `before` only with a checkout of it."""
-    result = {name: structs.replace(matrix.named(name), timeout=_START_SECONDS) for name in PEER_SYSTEMS}
+    """All systems by name, those of vLLM that the matrix has; `before` only with a checkout of it."""
+    result = {
+        system.name: structs.replace(system, timeout=_START_SECONDS)
+        for system in matrix.system
+        if system.name in PEER_SYSTEMS
+    }
     result["triptych"] = triptych(matrix.name, "triptych", ROOT)
     result["colocated"] = triptych(matrix.name, "colocated", ROOT, _COLOCATED[matrix.name])
     if before is not None:
