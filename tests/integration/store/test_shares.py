@@ -134,6 +134,15 @@ async def test_a_wrong_count_is_corrected_by_the_scan(small: EmbeddingStore) -> 
     assert not await small.control.execute("EXISTS", index)
 
 
+async def test_a_value_that_is_being_saved_stays_counted_through_a_scan(small: EmbeddingStore) -> None:
+    small.shares = StoreShares(small.topology, small.control, young=600.0)
+    (plan,) = plans_of("under way", 1)
+    await small.shares.take(ALICE, plan.mm_hash, NBYTES, 600.0)
+    await small.shares.note()
+    await small.shares.scan("0")
+    assert await counts(small) == {f"{ALICE}:embedding": NBYTES}
+
+
 async def test_an_index_of_many_values_is_scanned_in_steps(small: EmbeddingStore) -> None:
     await small.control.execute("CONFIG", "SET", "maxmemory", 0)
     plans = [make_plan(f"tiny {n}", rows=1, width=4) for n in range(1500)]
