@@ -332,8 +332,6 @@ def response_format(form: ResponseFormat) -> OutputFormat | None:
         return JSON_OBJECT
     named = form.json_schema
     param = "response_format.json_schema.schema"
-    if named.schema is None:
-        raise InvalidRequest(f"{param} is missing: send a JSON schema, or the type json_object", param=param)
     return replace(schema_format(named.schema, param), open=named.strict is False)
 
 
@@ -367,6 +365,9 @@ def structured_outputs(body: Mapping[str, object], param: str = "structured_outp
 
 def schema_format(schema: object, param: str) -> OutputFormat:
     """A JSON schema, as an object or as the text of one. What it says is the PD worker's to judge."""
+    if schema is None or schema == "":
+        remedy = "send a JSON schema, or the type json_object"
+        raise InvalidRequest(f"{param} is missing: {remedy}", param=param)
     if isinstance(schema, str):
         # White space and escapes in it are gone once it is encoded again.
         schema = decode_text(schema, object, param, 4 * MAX_FORMAT)
@@ -394,7 +395,11 @@ def choice_format(texts: object, param: str) -> OutputFormat:
         or not 1 <= len(texts) <= MAX_CHOICE_TEXTS
         or not all(isinstance(text, str) and text for text in texts)
     ):
-        raise InvalidRequest(f"{param} must be a list of 1 to {MAX_CHOICE_TEXTS} texts", param=param)
+        raise InvalidRequest(
+            f"{param} must be a list of 1 to {MAX_CHOICE_TEXTS} texts, none of them empty: send what the answer "
+            "may be, or leave it out",
+            param=param,
+        )
     _short("".join(texts), param)
     return OutputFormat("choices", choices=tuple(dict.fromkeys(texts)), param=param)
 

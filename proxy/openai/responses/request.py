@@ -405,8 +405,6 @@ def _chat_body(body: ResponsesBody, conversation: Conversation) -> ChatBody:
 def _response_format(form: TextFormat | ObjectFormat | FlatSchema | None) -> ResponseFormat | None:
     if not isinstance(form, FlatSchema):
         return form
-    if form.schema is None:
-        raise InvalidRequest("text.format.schema is missing", param="text.format.schema")
     return SchemaFormat(NamedSchema(name=form.name, schema=form.schema, strict=form.strict))
 
 

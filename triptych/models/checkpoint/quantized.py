@@ -102,8 +102,8 @@ def check_tower(path: Path, names_of: Callable[[Iterable[str]], Mapping[str, str
     if quantized:
         raise ConfigError(
             f"MODEL={path}: {quantized[0]} and {len(quantized) - 1} more tensors of its tower or projector "
-            "are quantized, which encoder workers do not compute with: give a checkpoint whose tower is not (of "
-            "most FP8, AWQ and GPTQ ones only the decoder is), or an unquantized one"
+            "are quantized, which encoder workers do not compute with: give a checkpoint whose tower is not "
+            "(of most FP8, AWQ and GPTQ ones only the decoder is), or an unquantized one"
         )
     for key in keys:
         if key in matrices and key.endswith(".weight") and (entry := lists.converted(module_of(key))):
