@@ -396,8 +396,8 @@ def choice_format(texts: object, param: str) -> OutputFormat:
         or not all(isinstance(text, str) and text for text in texts)
     ):
         raise InvalidRequest(
-            f"{param} must be a list of 1 to {MAX_CHOICE_TEXTS} texts, none of them empty: send what the answer "
-            "may be, or leave it out",
+            f"{param} must be a list of 1 to {MAX_CHOICE_TEXTS} texts, none of them empty: send what the "
+            "answer may be, or leave it out",
             param=param,
         )
     _short("".join(texts), param)
