@@ -24,7 +24,7 @@ def one(events: list[dict[str, Any]], kind: str) -> dict[str, Any]:
 
 
 def position(text: str) -> PositionLogprobs:
-    return PositionLogprobs(TokenLogprob(5, text.encode(), -0.5))
+    return PositionLogprobs(TokenLogprob(5, -0.5, text, text.encode()))
 
 
 def test_the_end_of_a_text_has_the_log_probabilities_of_all_its_pieces() -> None:
