@@ -146,13 +146,9 @@ def memory_of_replies(*, whole: bool = False) -> ReplyMemory:
 async def test_a_reader_that_is_back_gives_back_what_its_stream_held() -> None:
     memory = memory_of_replies()
     queue = OutputQueue(memory=memory)
-    for _ in range(100):
-        queue.put(Delta("x" * STEP, [1]))
-    # Counted from time to time only.
-    assert memory.hold.amount == STEP
-    for _ in range(memory.unmeasured):
-        queue.put(Delta("", [1]))
-    assert memory.hold.amount > 50 * STEP
+    for text in ["x" * STEP] * 30 + [""] * memory.unmeasured:
+        queue.put(Delta(text, [1]))
+    assert memory.hold.amount > 30 * STEP
     await queue.drain()
     queue.put(Delta("a", [1]))
     await queue.drain()
