@@ -6,7 +6,7 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Protocol
+from typing import Annotated, Protocol, get_type_hints
 
 import msgpack
 import msgspec
@@ -23,36 +23,24 @@ from triptych.base.request import (
     MAX_SALT,
     MAX_TEXT,
     MAX_TOKEN_IDS,
-    Logprobs,
-    MinP,
-    MinTokens,
-    OutputTokens,
-    Penalty,
-    RepetitionPenalty,
     Seed,
-    Temperature,
     TemplateOptions,
-    TopK,
-    TopP,
     check_limits,
     check_lists,
+    limits_of,
 )
-from triptych.base.types import OutputFormat, SamplingParams
+from triptych.base.types import (
+    OutputFormat,
+    SamplingParams,
+)
 from triptych.proxy.call.chat import ChatCall, ChatMessage, EncoderPrompt, modality_of
 from triptych.proxy.call.json_text import check_depth, decode_text
 
+#: The types of sampling parameters that have limits, by name.
 _SAMPLING_LIMITS = {
-    "temperature": Temperature,
-    "top_p": TopP,
-    "top_k": TopK,
-    "min_p": MinP,
-    "max_tokens": OutputTokens,
-    "min_tokens": MinTokens,
-    "presence_penalty": Penalty,
-    "frequency_penalty": Penalty,
-    "repetition_penalty": RepetitionPenalty,
-    "logprobs": Logprobs,
-    "thinking_token_budget": MinTokens,
+    name: kind
+    for name, kind in get_type_hints(SamplingParams, include_extras=True).items()
+    if limits_of(kind) is not None
 }
 
 

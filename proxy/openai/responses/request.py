@@ -10,13 +10,9 @@ import msgspec
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request import (
-    MAX_PARTS,
-    MAX_TOOLS,
-    FunctionCall,
-    MessageToolCall,
+from triptych.base.request import MAX_PARTS, MAX_TOOLS, FunctionCall, MessageToolCall, check_tools_size
+from triptych.base.types import (
     OutputTokens,
-    check_tools_size,
 )
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.call.tools import (
