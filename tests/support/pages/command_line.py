@@ -54,7 +54,13 @@ def page() -> str:
         for parameter in command.params:
             if isinstance(parameter, click.Option) and not parameter.hidden:
                 found.setdefault(_option(parameter, context), []).append(words.removeprefix("triptych "))
-    parts += ["", "## Options", "", "| option | default | variable | of | meaning |", "| --- | --- | --- | --- | --- |"]
+    parts += [
+        "",
+        "## Options",
+        "",
+        "| option | default | variable | of | meaning |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for one, users in sorted(found.items(), key=lambda row: (row[0].names, row[1])):
         of = ", ".join(f"`{user}`" for user in users)
         parts.append(f"| {one.names} | {one.default} | {one.variable} | {of} | {one.meaning} |")
@@ -67,7 +73,9 @@ def _option(option: click.Option, context: click.Context) -> Option:
         kind = option.make_metavar(context)
         names += f" {_cell(kind).lower()}"
     shown = option.show_default if isinstance(option.show_default, str) else option.default
-    default = f"`{_cell(str(shown))}`" if isinstance(shown, str | int | float) and shown not in ("", False) else ""
+    default = (
+        f"`{_cell(str(shown))}`" if isinstance(shown, str | int | float) and shown not in ("", False) else ""
+    )
     if option.required:
         default = "required"
     variable = f"`{option.envvar}`" if isinstance(option.envvar, str) else ""
