@@ -41,6 +41,16 @@ def option_names() -> frozenset[str]:
     return frozenset(names)
 
 
+def variables() -> frozenset[str]:
+    """The environment variables that the options read."""
+    return frozenset(
+        parameter.envvar
+        for _, command in commands()
+        for parameter in command.params
+        if isinstance(parameter.envvar, str)
+    )
+
+
 def page() -> str:
     """The commands, then all options in one table."""
     parts = ["## Commands", "", "| command | what it does |", "| --- | --- |"]

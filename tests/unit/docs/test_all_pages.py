@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.pages.command_line import option_names
+from support.pages.command_line import option_names, variables
 from support.pages.reading import MADE, ROOT, anchors, code, hand_written, links, pages
 
 PAGES = pages()
@@ -139,3 +139,10 @@ def test_targets_of_make_are_there(page: str) -> None:
     }
     named = set(re.findall(r"(?:^|\n|[(;&] ?)\s*make ([a-z][\w-]+)", code(PAGES[page])))
     assert named <= there, f"{page}: no such target: {sorted(named - there)}"
+
+
+def test_variables_are_read_somewhere() -> None:
+    named = {name for text in PAGES.values() for name in re.findall(r"TRIPTYCH_[A-Z_]*[A-Z]", text)}
+    code_of_tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    unread = sorted(name for name in named - variables() if name not in code_of_tests)
+    assert not unread, f"no option and no test reads {unread}"
