@@ -210,7 +210,7 @@ async def test_requests_that_have_ended_are_listed_newest_slowest_or_failed_firs
     await live.ask("first", "a")
     await live.ask("second")
     with pytest.raises(RequestError):
-        await anext(aiter(live.cluster.dispatcher.chat(failing_call(0))))
+        await anext(aiter(live.cluster.dispatcher.chat(failing_call(0), NOBODY)))
 
     async def labels(query: str) -> list[str]:
         status, reply = await live.get(f"/cluster/requests{query}")
@@ -276,7 +276,7 @@ async def test_records_of_many_requests_are_bounded(live: Watched) -> None:
     calls = live.cluster.live.calls
     for index in range(400):
         with pytest.raises(RequestError):
-            await anext(aiter(live.cluster.dispatcher.chat(failing_call(index))))
+            await anext(aiter(live.cluster.dispatcher.chat(failing_call(index), NOBODY)))
     # The newest, and of older ones those that failed.
     assert len(list(calls._ended.all())) == 384 and not calls._open
     assert len(calls._names) == 384 and not calls._rows  # nobody has seen a row
@@ -289,7 +289,8 @@ def failing_call(index: int) -> Any:
     """A call that fails before it reaches a worker: its picture is no picture's URL."""
     from triptych.base.types import SamplingParams
     from triptych.proxy.call.chat import ChatCall, ChatMessage
-    from triptych.proxy.media.source import ImagePart
+    from triptych.proxy.quotas.call_context import NOBODY
+from triptych.proxy.media.source import ImagePart
 
     image = ImagePart("http://127.0.0.1:9/none.png", "messages[0]")
     return ChatCall(
