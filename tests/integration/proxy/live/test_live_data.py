@@ -23,6 +23,7 @@ from triptych.base.engine_beat import BusyClock
 from triptych.base.errors import RequestError
 from triptych.base.machine.worker_load import read_load
 from triptych.proxy.auth.keys import KeyLimits, KeyRing
+from triptych.proxy.quotas.call_context import NOBODY
 from triptych.store.embedding_store import EmbeddingStore
 
 ALICE, BOB, OPERATOR = "alices-key-0123456789", "bobs-key-0123456789ab", "operators-key-0123456789"
@@ -289,8 +290,7 @@ def failing_call(index: int) -> Any:
     """A call that fails before it reaches a worker: its picture is no picture's URL."""
     from triptych.base.types import SamplingParams
     from triptych.proxy.call.chat import ChatCall, ChatMessage
-    from triptych.proxy.quotas.call_context import NOBODY
-from triptych.proxy.media.source import ImagePart
+    from triptych.proxy.media.source import ImagePart
 
     image = ImagePart("http://127.0.0.1:9/none.png", "messages[0]")
     return ChatCall(
