@@ -10,7 +10,7 @@ from itertools import chain, islice
 import msgspec
 
 from triptych.base.errors import RequestError
-from triptych.protos.convert import plan_from_proto
+from triptych.protos.convert import plan_nbytes
 from triptych.proxy.events import Accepted, Admitted, JobEvent
 from triptych.proxy.live.failures import FailureLog
 from triptych.proxy.live.objects import (
@@ -76,7 +76,7 @@ class CallLog:
         ready = end.event.ready
         self.tallies.add(end.address, ready)
         if not ready.already_stored:
-            self.transfers.add("encoded", plan_from_proto(ready.plan).nbytes)
+            self.transfers.add("encoded", plan_nbytes(ready.plan))
 
     def closed(self, choices: Choices, failure: RequestError | None) -> None:
         order, now = choices.first.order, self._clock()

@@ -14,7 +14,7 @@ from triptych.base.tracing.context import SpanContext, hex_trace_id
 from triptych.base.tracing.server_span import ServerSpan
 from triptych.base.tracing.tracer import Span, SpanKind
 from triptych.base.types import PDTimings
-from triptych.protos.convert import plan_from_proto
+from triptych.protos.convert import plan_nbytes
 from triptych.protos.encoder_pb2 import ItemReady
 from triptych.proxy import events
 from triptych.proxy.call.chat import Done, Started
@@ -218,7 +218,7 @@ class RequestTimeline:
                 self._observe_item(event, at, address)
                 if isinstance(event, events.LoadReported) and event.seconds > 0:
                     plan = items[event.mm_hash].plan if event.mm_hash in items else None
-                    nbytes = 0 if plan is None else plan_from_proto(plan).nbytes
+                    nbytes = 0 if plan is None else plan_nbytes(plan)
                     self._on_load(event.path or "store", nbytes)
                 return
         self._note(at, kind, None, address, "", spent)
@@ -371,7 +371,7 @@ class RequestTrace:
                 {
                     names.MODALITY: end.plan.modality,
                     names.ROWS: end.plan.rows,
-                    names.BYTES: plan_from_proto(end.plan).nbytes,
+                    names.BYTES: plan_nbytes(end.plan),
                     names.STORED: end.already_stored,
                 }
             )

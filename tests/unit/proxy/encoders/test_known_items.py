@@ -7,15 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 from support.data.items import bare_plan
+from support.data.job_events import job_ready
 from triptych.protos import encoder_pb2
 from triptych.proxy.encoders.encoder_client import EncodeStream
 from triptych.proxy.encoders.job import EncoderJob
 from triptych.proxy.encoders.known_items import KnownItems
-from triptych.proxy.events import JobReady
+from triptych.proxy.events import JobEvent
 
 
-def end(key: str) -> JobReady:
-    return JobReady(bare_plan(key), already_stored=False, encode_seconds=0.1, save_seconds=0.1)
+def end(key: str) -> JobEvent:
+    return job_ready(key, bare_plan(key), encode=0.1, save=0.1)
+
+
+def store(items: KnownItems, key: str, now: float) -> None:
+    items.store(bare_plan(key), end(key), now)
 
 
 def known(items: KnownItems, keys: str = "abcd") -> list[str]:
@@ -24,7 +29,7 @@ def known(items: KnownItems, keys: str = "abcd") -> list[str]:
 
 def test_an_item_that_landed_during_a_look_up_is_found_and_an_older_one_is_not() -> None:
     items = KnownItems()
-    items.store(end("a"), 10.0)
+    store(items, "a", 10.0)
     assert items.stored_since("a", 10.0) == end("a")
     assert items.stored_since("a", 10.1) is None
     assert items.stored_since("b", 0.0) is None
@@ -32,8 +37,8 @@ def test_an_item_that_landed_during_a_look_up_is_found_and_an_older_one_is_not()
 
 def test_an_item_that_lands_again_landed_when_it_did_last() -> None:
     items = KnownItems()
-    items.store(end("a"), 0.0)
-    items.store(end("a"), 60.0)
+    store(items, "a", 0.0)
+    store(items, "a", 60.0)
     items.learn(bare_plan("a"))  # seen by a look-up
     assert items.stored_since("a", 60.0) is not None
 
@@ -41,7 +46,7 @@ def test_an_item_that_lands_again_landed_when_it_did_last() -> None:
 def test_the_plans_used_least_recently_are_forgotten_with_all_else() -> None:
     items = KnownItems(capacity=3)
     for key in "abcad":
-        items.store(end(key), 0.0)
+        store(items, key, 0.0)
     assert known(items) == ["a", "c", "d"]
     assert items.stored_since("b", 0.0) is None
     assert len(items) == 3

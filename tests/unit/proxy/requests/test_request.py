@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from support.data.items import bare_plan, make_plan
+from support.data.job_events import job_ready
 from support.waiting import until
 from triptych.base.errors import InvalidRequest, RequestError
 from triptych.base.types import FinishReason, ItemPlan, PDTimings, SamplingParams, Usage
@@ -21,8 +22,7 @@ from triptych.proxy.events import (
     ClientLeft,
     Fetched,
     Finished,
-    ItemReady,
-    JobReady,
+    JobEvent,
     LoadReported,
     LookedUp,
     Lost,
@@ -147,9 +147,10 @@ def observed(*events: Event) -> RequestTimeline:
     return timeline
 
 
-def ready(*, stored: bool) -> ItemReady:
-    end = JobReady(PLAN, stored, 2.0, 3.0, preprocess_seconds=1.0, address="encoder:1")
-    return ItemReady("a", end)
+def ready(*, stored: bool) -> JobEvent:
+    return job_ready(
+        "a", PLAN, already_stored=stored, preprocess=1.0, encode=2.0, save=3.0, address="encoder:1"
+    )
 
 
 def test_an_item_is_named_by_its_place_among_the_requests_items() -> None:
@@ -162,7 +163,7 @@ def test_an_item_is_named_by_its_place_among_the_requests_items() -> None:
 def test_a_ready_item_has_its_worker_its_seconds_and_whether_the_tower_ran() -> None:
     timeline = observed(Fetched({"a": ""}, 0.5), ready(stored=False), ready(stored=True))
     ran, found = timeline.moments[1:]
-    assert (ran.kind, ran.where, ran.spent, ran.note) == (ItemReady, "encoder:1", (1.0, 2.0, 3.0), "")
+    assert (ran.kind, ran.where, ran.spent, ran.note) == ("ready", "encoder:1", (1.0, 2.0, 3.0), "")
     assert found.note == "stored"
 
 
