@@ -180,7 +180,7 @@ async def test_a_half_close_too_early_fails_the_stream(
     [failed] = events
     assert (failed.failed.error.param or None, failed.failed.retryable) == (param, retryable)
     assert len(s.jobs.table) == 0
-    assert s.jobs.failures(failed.error.code) == 1
+    assert s.jobs.failures(failed.failed.error.code) == 1
 
 
 async def test_a_half_close_with_media_and_permission_goes_on_waiting(s: Streams) -> None:
