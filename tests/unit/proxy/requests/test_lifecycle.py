@@ -5,9 +5,10 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from support.data.items import bare_plan
-from support.data.job_events import job_failed, job_planned, job_ready
+from support.data.job_events import job_failed, job_planned, job_ready, job_waits
 from triptych.base.errors import InvalidRequest, RequestError
 from triptych.base.types import FinishReason, ItemPlan, Usage
+from triptych.protos.common_pb2 import EmbeddingSource
 from triptych.proxy import events
 from triptych.proxy.call.chat import Delta, Done, Started
 from triptych.proxy.requests import instructions as do
@@ -347,3 +348,53 @@ def test_a_deadline_names_the_encoders_only_where_one_is_needed(missing: bool) -
         machine.deliver(events.MissReported(1, "b", ""))
     late = failure(machine.deliver(events.DeadlinePassed(encoders=False)))
     assert ("encoder worker" in late.message) is missing
+
+
+def test_a_failed_try_of_an_items_job_changes_nothing_for_its_request() -> None:
+    machine = begun("a")
+    looked_up(machine)
+    assert not machine.deliver(job_failed("a", InvalidRequest("elsewhere"), retryable=True))
+    assert machine.phase is Phase.PLAN
+    assert machine.deliver(ready("a")) == [do.Submit(1, None, frozenset({"a"}))]
+
+
+def test_an_item_comes_from_the_job_that_it_waits_for_unless_the_store_had_it() -> None:
+    machine = begun("a", "b")
+    looked_up(machine)
+    machine.deliver(job_waits("a", "joined"))
+    machine.deliver(job_waits("b", "encoded"))
+    machine.deliver(ready("a"))
+    machine.deliver(job_ready("b", bare_plan("b"), already_stored=True))
+    assert {key: item.origin for key, item in machine.items.items()} == {"a": "joined", "b": "store"}
+
+
+def test_the_longest_tower_and_save_of_the_items_are_the_requests() -> None:
+    machine = begun("a", "b")
+    looked_up(machine)
+    machine.deliver(job_ready("a", bare_plan("a"), encode=0.5, save=0.25))
+    machine.deliver(job_ready("b", bare_plan("b"), encode=0.25, save=0.75))
+    assert (machine.timings.encode, machine.timings.save) == (0.5, 0.75)
+
+
+def test_an_item_is_read_at_its_source_until_it_is_lost_and_nowhere_that_makes_no_sense() -> None:
+    machine = at_worker("a")
+    end = job_ready("a", bare_plan("a"))
+    end.event.ready.source.CopyFrom(EmbeddingSource(name="f" * 32, address="h:1"))
+    machine.deliver(events.MissReported(1, "a"))
+    machine.deliver(end)
+    item = machine.items["a"]
+    assert item.source is not None and item.source.address == item.slot.source.address == "h:1"
+    machine.deliver(events.MissReported(1, "a"))
+    assert item.source is None and not item.slot.HasField("source")
+    end.event.ready.source.name = "no name"
+    machine.deliver(end)
+    assert item.source is None and not item.slot.HasField("source")
+
+
+def test_the_plan_that_came_first_stays() -> None:
+    machine = begun("a")
+    looked_up(machine)
+    machine.deliver(planned("a"))
+    machine.deliver(job_ready("a", bare_plan("a", rows=9)))
+    plan = machine.items["a"].plan
+    assert plan is not None and plan.rows == 1
