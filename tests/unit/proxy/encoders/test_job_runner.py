@@ -1,4 +1,4 @@
-"""What a request is told of its encoder job: the worker's own events, and the proxy's word of a failed try."""
+"""What a request is told of its encoder job: the worker's own events, and the word of a failed try."""
 
 from __future__ import annotations
 
