@@ -122,8 +122,6 @@ def _run(tree: Path, tests: list[str], options: argparse.Namespace) -> dict[str,
         "-x",
         "-p",
         "no:cacheprovider",
-        "-p",
-        "no:schemathesis",
         "-m",
         "not slow and not gpu",
     ]

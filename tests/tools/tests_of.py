@@ -28,7 +28,7 @@ class TestFiles:
         return self._naming(rf"{re.escape(_dotted(path).rpartition('.')[0])}\b")
 
     def in_process(self, path: str) -> list[str]:
-        """What runs the module in one process with those around it: tests/integration, its own folder first."""
+        """What runs the module with those around it: files of tests/integration, its own folder first."""
         folders = _dotted(path).split(".")[1:-1]
         homes = ["/".join(folders[:depth]) for depth in range(len(folders), 0, -1)]
         return [
