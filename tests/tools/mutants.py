@@ -34,7 +34,7 @@ DECIDES = re.compile(
 )
 #: A test file that starts services as processes.
 PROCESSES = re.compile(
-    r"^from support\.(?:processes\.(?!web|authority)|options)|^import subprocess", re.MULTILINE
+    r"^from support\.(processes\.(cluster|families|proxy_process|ray)|options)", re.MULTILINE
 )
 COMPARED = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,

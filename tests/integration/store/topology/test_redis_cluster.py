@@ -160,7 +160,8 @@ async def test_a_value_in_parts_that_is_half_moved_is_whole_or_a_miss(cluster, m
         assert cluster.move_keys(slot, source, target, 3) == 3
         assert await is_right(reader, plan), "each part is where it is"
         looking = asyncio.create_task(writer.look_up([(plan.mm_hash, NAMESPACE)]))
-        await asyncio.sleep(0.2)
+        told = lambda: any("TRYAGAIN" in node.call("INFO", "errorstats") for node in (source, target))  # noqa: E731
+        await until(told, "the look-up to be told that its keys are apart")
         cluster.move_keys(slot, source, target)
         cluster.end_move(slot, target)
         assert await looking == [plan], "asked again until the script has all its keys on one side"
