@@ -1,4 +1,4 @@
-"""Conversions between shared values and the messages of common.proto."""
+"""Conversions between shared values and the messages of common.proto, and what a Submit says of its items."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from triptych.base.types import (
     SamplingParams,
     TokenLogprob,
 )
-from triptych.protos import common_pb2
+from triptych.protos import common_pb2, pd_pb2
 
 #: Longest wait that a worker may advise, in seconds.
 MAX_RETRY_AFTER = 3600.0
@@ -182,3 +182,8 @@ def error_to_proto(error: RequestError) -> common_pb2.Error:
         param=error.param or "",
         retry_after=error.retry_after or 0.0,
     )
+
+
+def in_state(message: pd_pb2.SubmitRequest, state: pd_pb2.ItemState) -> frozenset[str]:
+    """The keys of the request's items in this state."""
+    return frozenset(slot.plan.mm_hash for slot in message.items if slot.state == state)
