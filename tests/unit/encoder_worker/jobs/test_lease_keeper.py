@@ -170,6 +170,15 @@ async def test_items_are_claimed_when_the_store_does_not_answer(error, monkeypat
     assert await f.flight.claim([job]) == [job]
 
 
+async def test_an_item_that_came_by_the_store_is_looked_up_there_though_the_store_seems_away() -> None:
+    f = Flights()
+    job = f.job("stored")
+    f.store.stored = {"stored"}
+    f.jobs.reaches_store = lambda: False
+    assert await f.flight.claim([job]) == []
+    assert isinstance(f.events["stored"][-1], Ready)
+
+
 async def test_a_job_without_a_waiter_is_forgotten() -> None:
     f = Flights()
     job = f.job("a")
