@@ -120,6 +120,9 @@ def _step_pacer(config: PDConfig, model: LoadedModel) -> StepPacer:
     alone = config.tensor_parallel == 1
     fewest = max(1, maximum // 2) if config.spare_cores and alone else maximum
     many = many_rows(config.threads, width) if alone else 0
+    if many:
+        most = threads_of_one_worker()
+        logger.info("steps of less than %d rows take one thread, others up to %d", many, most)
     return step_pacer(
         config.core_page,
         config.core_slot,
