@@ -1,4 +1,9 @@
-"""The CPU's linear layers and heads."""
+"""The CPU's linear layers and heads.
+
+`ONEDNN_MAX_CPU_ISA=AVX2` before pytest, or AVX512_CORE, AVX512_CORE_VNNI, AVX512_CORE_BF16, AVX512_CORE_AMX, runs
+tests as on an older chip, on which oneDNN lays weights out otherwise: after a change of the kernels or of
+prepacking, tests/unit/kernels, tests/unit/models and tests/integration/pd_worker/engine at each of them.
+"""
 
 from __future__ import annotations
 
@@ -69,9 +74,7 @@ def test_every_instruction_set_gives_the_product_of_a_plain_weight_of_float32(
     outs, ins = sizes
     x, weight = among_nan(draw(rows, ins, dtype=torch.float32)), draw(outs, ins, dtype=torch.float32, seed=1)
     bias = draw(outs, dtype=torch.float32, seed=2) if biased else None
-    found = kernel.multiply(
-        x, weight.data_ptr(), outs, kernel.PLAIN, bias=bias, instructions=instructions
-    )
+    found = kernel.multiply(x, weight.data_ptr(), outs, kernel.PLAIN, bias=bias, instructions=instructions)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, functional.linear(x, weight, bias), atol=1e-4, rtol=1e-4)
 

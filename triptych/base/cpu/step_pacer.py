@@ -129,7 +129,9 @@ class StepPacer:
 class FollowsRows(StepPacer):
     """The pacer of a narrow decoder in mode `free`: one thread for steps of less than `many` rows."""
 
-    def __init__(self, threads: int, many: int, set_threads: Callable[[int], None] = use_threads_here) -> None:
+    def __init__(
+        self, threads: int, many: int, set_threads: Callable[[int], None] = use_threads_here
+    ) -> None:
         self._most, self._many, self._set_threads = threads, many, set_threads
         self._threads = 0
 

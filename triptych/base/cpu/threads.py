@@ -106,7 +106,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 #: Decoders narrower than this lose more in the barriers between threads than they win by them, in steps of
-#: fewer rows than that (benchmarks/results/narrow_decoder.md).
+#: fewer rows than that (docs/performance.md).
 _WIDE, _MANY_ROWS = 1024, 64
 
 

@@ -58,7 +58,10 @@ def test_rows_that_do_not_lie_together_are_multiplied_all_the_same(dtype: torch.
 class Tied(nn.Module):
     def __init__(self, words: int = 768, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.embed, self.head = nn.Embedding(words, 768, dtype=dtype), nn.Linear(768, words, False, dtype=dtype)
+        self.embed, self.head = (
+            nn.Embedding(words, 768, dtype=dtype),
+            nn.Linear(768, words, False, dtype=dtype),
+        )
         self.head.weight = self.embed.weight
         self.first = nn.Linear(768, 768, dtype=dtype)
         self.second = nn.ModuleList([self.first])
