@@ -1,7 +1,7 @@
 """The CPU's linear layers and heads.
 
-`ONEDNN_MAX_CPU_ISA=AVX2` before pytest, or AVX512_CORE, AVX512_CORE_VNNI, AVX512_CORE_BF16, AVX512_CORE_AMX, runs
-tests as on an older chip, on which oneDNN lays weights out otherwise: after a change of the kernels or of
+`ONEDNN_MAX_CPU_ISA=AVX2` before pytest, or AVX512_CORE, AVX512_CORE_VNNI, AVX512_CORE_BF16, AVX512_CORE_AMX,
+runs tests as on an older chip, on which oneDNN lays weights out otherwise: after a change of the kernels or of
 prepacking, tests/unit/kernels, tests/unit/models and tests/integration/pd_worker/engine at each of them.
 """
 
@@ -32,7 +32,7 @@ def draw(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> tor
 
 
 def blocked(weight: torch.Tensor, block: int) -> torch.Tensor:
-    """The weight as oneDNN lays it out on a chip with AMX, `block` 32, or with AVX-512 alone, 64; as it is, 1."""
+    """The weight as oneDNN lays it out on a chip with AMX, `block` 32, or with AVX-512, 64; as it is, 1."""
     outs, ins = weight.shape
     return weight.view(outs // block, block, ins // 2, 2).transpose(1, 2).contiguous()
 
