@@ -1,8 +1,8 @@
 """The CPU's linear layers and heads.
 
 `ONEDNN_MAX_CPU_ISA=AVX2` before pytest, or AVX512_CORE, AVX512_CORE_VNNI, AVX512_CORE_BF16, AVX512_CORE_AMX,
-runs tests as on an older chip, on which oneDNN lays weights out otherwise: after a change of the kernels or of
-prepacking, tests/unit/kernels, tests/unit/models and tests/integration/pd_worker/engine at each of them.
+runs tests as on an older chip, on which oneDNN lays weights out otherwise: after a change of the kernels or
+of prepacking, tests/unit/kernels, tests/unit/models and tests/integration/pd_worker/engine at each of them.
 """
 
 from __future__ import annotations
