@@ -337,12 +337,16 @@ class StepMetrics:
 
     def _step(self, output: SchedulerOutput) -> None:
         metrics = self._metrics
-        metrics.preemptions.inc(len(output.preempted))
-        metrics.tenant_preemptions.inc(output.gave_way)
-        metrics.projections.inc(len(output.projections))
-        metrics.swapped_blocks.inc(len(output.swap_out))
-        metrics.prefix_queries.inc(output.prefix_queried)
-        metrics.prefix_hits.inc(output.prefix_hit)
+        for counter, count in (
+            (metrics.preemptions, len(output.preempted)),
+            (metrics.tenant_preemptions, output.gave_way),
+            (metrics.projections, len(output.projections)),
+            (metrics.swapped_blocks, len(output.swap_out)),
+            (metrics.prefix_queries, output.prefix_queried),
+            (metrics.prefix_hits, output.prefix_hit),
+        ):
+            if count:  # most steps change none
+                counter.inc(count)
         if not output.chunks:
             return
         metrics.batch_requests.observe(len(output.chunks))

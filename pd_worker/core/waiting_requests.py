@@ -68,8 +68,11 @@ class StartableRequests(RequestsInTurns[RequestState]):
         super().discard(request)
         self.pooled.discard(request)
 
-    def with_slots(self, free: Callable[[], int]) -> Iterator[RequestState]:
+    def with_slots(self, free: Callable[[], int]) -> Iterable[RequestState]:
         """As `one_by_one`; from the first one on that lacks a slot, only those that need none."""
+        return self._with_slots(free) if self.tenants else ()
+
+    def _with_slots(self, free: Callable[[], int]) -> Iterator[RequestState]:
         for state in self.one_by_one():
             if state.request.pooling is None and free() <= 0:
                 yield from self.pooled.one_by_one()
