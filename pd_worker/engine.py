@@ -314,6 +314,8 @@ class StepMetrics:
         ):
             if count:
                 self._metrics.ec_lookups.labels(self._model_name, result).inc(count)
+        if counts.put_off:
+            self._metrics.room_given_up.inc(counts.put_off)
         for seconds in counts.load_seconds:
             self._metrics.ec_load_seconds.observe(seconds)
         self._metrics.ec_load_bytes.inc(counts.load_bytes)

@@ -80,6 +80,10 @@ class Admission:
         """Whether the request has a reservation of the key."""
         return key in self._keys.get(request_id, ())
 
+    def holds_any(self, request_id: str) -> bool:
+        """Whether the request has any reservation."""
+        return request_id in self._keys
+
     def release(self, request_id: str, key: str) -> None:
         """Drops the request's reservation of the key. Idempotent."""
         keys = self._keys.get(request_id)

@@ -201,6 +201,10 @@ class OverlapPrefill:
         self.forget(state)
         return num_computed if begun is None else min(begun.cached, num_computed)
 
+    def put_off(self, state: RequestState) -> None:
+        """The request waits to be admitted again; what is computed of it early is still its own."""
+        self._able.discard(state)
+
     def forget(self, state: RequestState) -> None:
         """The request waits no more. Idempotent."""
         self._able.discard(state)

@@ -70,9 +70,8 @@ class Scheduler:
         self._free_slots = limits.max_num_seqs
         #: Running requests that leave their blocks with the next step.
         self._pausing: list[RequestState] = []
-        self._item_stage = ItemStage(
-            self._requests, self._waiting, items, kv, self.swap, self._overlap, cross_items=cross is not None
-        )
+        stage = (self._requests, self._waiting, items, kv, self.swap, self._overlap, self._turns)
+        self._item_stage = ItemStage(*stage, cross_items=cross is not None)
         self._events: list[EngineEvent] = []
         self._outputs = OutputProcessor(limits.max_model_len)
 

@@ -100,6 +100,10 @@ class WaitingRequests:
     def __len__(self) -> int:
         return len(self._all)
 
+    def __iter__(self) -> Iterator[RequestState]:
+        """In no order. Not to be changed meanwhile."""
+        return iter(self._all)
+
     @property
     def num_incomplete(self) -> int:
         """Requests that wait for embeddings and have not had them all yet."""
@@ -158,6 +162,13 @@ class WaitingRequests:
             self.startable.add(state)
         if readiness is Readiness.NO_SPACE:
             self._changed.add(state)
+
+    def put_off(self, state: RequestState) -> None:
+        """An admitted request waits for its admission again."""
+        state.status = RequestStatus.WAITING_ADMISSION
+        self._changed.discard(state)
+        self.prefixes.forget(state)
+        self.requeue(state)
 
     def unready(self, state: RequestState) -> None:
         """The request cannot start after all: an item that it needs is not resident."""
