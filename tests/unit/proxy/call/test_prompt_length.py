@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
+from support.hostile.operations import operations
 from triptych.base.errors import ContextTooLong
 from triptych.base.request import MAX_CHARS_PER_TOKEN, FunctionCall, MessageToolCall, TextPart
 from triptych.base.types import SamplingParams
@@ -66,17 +66,8 @@ def test_arguments_count_no_more_than_the_shortest_way_to_write_them(arguments: 
 
 
 def test_counting_a_call_visits_no_value_of_it() -> None:
-    def events(values: int) -> int:
-        call, seen = FunctionCall("f", {"a": list(range(values))}), []
-        before = sys.getprofile()
-        sys.setprofile(lambda frame, event, argument: seen.append(event))
-        try:
-            assert call.characters > values
-        finally:
-            sys.setprofile(before)
-        return len(seen)
-
-    assert events(2000) == events(1000)
+    short, long = (FunctionCall("f", {"a": list(range(values))}) for values in (1000, 2000))
+    assert operations(lambda: long.characters) == operations(lambda: short.characters)
 
 
 def test_what_a_template_may_leave_out_does_not_count() -> None:
