@@ -288,6 +288,18 @@ def test_requests_without_a_tenant_are_one_tenant_in_order_of_arrival(make):
     assert [output.chunks[0].state.request.request_id for output in engine.run_out()] == list("01234")
 
 
+def test_what_a_tenant_had_before_wears_off_while_another_one_is_alone():
+    turns = TenantTurns()
+    turns.add("a")
+    turns.add("b")
+    turns.charge("b", 1000)
+    turns.remove("b")
+    turns.charge_only(5000)
+    turns.add("b")
+    turns.charge("a", 1)
+    assert turns.next(["a", "b"]) == "b"
+
+
 def test_turns_of_few_tenants_hold_nothing_of_those_that_have_gone():
     turns = TenantTurns()
     turns.add("stays")
