@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import resource
-import sys
-import termios
 from dataclasses import dataclass
 from typing import Any, cast
 
+import httptools
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
@@ -19,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from triptych.base.errors import InvalidRequest, RequestError, RequestTimeout, TooLarge
+from triptych.proxy.http.counted_transport import CountedTransport
 from triptych.proxy.http.delivery import CONNECTION, SMALL_REPLY
 from triptych.proxy.http.json_body import closing_reply, error_json
 from triptych.proxy.http.peers import BadHeader, parse_header
@@ -81,48 +80,6 @@ def raise_file_limit() -> int:
         logger.warning("the limit of open files stays at %d: %s", soft, error)
         return soft
     return target
-
-
-class CountedTransport:
-    """A transport that counts what is written to it; everything else is the transport's own."""
-
-    __slots__ = ("_transport", "_written")
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._written = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        """Nothing to a client that has gone: uvloop's transports raise where asyncio's say nothing."""
-        if self._transport.is_closing():
-            return
-        self._written += len(data)
-        self._transport.write(data)
-
-    @property
-    def unsent(self) -> int:
-        return self._transport.get_write_buffer_size()
-
-    @property
-    def taken(self) -> int:
-        """Bytes that the client's system has acknowledged.
-
-        The kernel may hold megabytes and takes more only once a third of them has gone: without its count a
-        slow reader would look like one that reads nothing.
-        """
-        queued = bytearray(4)
-        # A ValueError: the descriptor of a socket that has just been closed.
-        with contextlib.suppress(OSError, AttributeError, ValueError):
-            fcntl.ioctl(self._transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
-        return self._written - self.unsent - int.from_bytes(queued, sys.byteorder)
-
-    @property
-    def behind(self) -> int:
-        """Bytes that were written and that the client's system has not acknowledged."""
-        return self._written - self.taken
 
 
 class HeldFlow(FlowControl):
@@ -296,12 +253,22 @@ class LimitedConnection(HttpToolsProtocol):
         if self._head_since is None and self._body_since is None:
             self._head_since = self.loop.time()
         in_head = self._head_begun
-        super().data_received(piece)
+        self._parse(piece)
         if in_head and self._head_begun and not self.transport.is_closing():
             self._head_bytes += len(piece)
             if self._head_bytes > self.limits.head_bytes:
                 self._tell(HeadTooLarge("the request's headers are too large"))
         self._proceed()
+
+    def _parse(self, piece: bytes) -> None:
+        """As uvicorn does, but for a line in the log for whoever sends no HTTP, or wants another protocol."""
+        self._unset_keepalive_if_required()
+        # A request for an upgrade is answered as one without.
+        with contextlib.suppress(httptools.HttpParserUpgrade):
+            try:
+                self.parser.feed_data(piece)
+            except httptools.HttpParserError:
+                self.send_400_response("")
 
     def _piece(self) -> int:
         """How many of the bytes that wait are parsed at once: no second request's among them."""

@@ -154,7 +154,9 @@ class MediaLoader:
             raise InvalidRequest(f"{param}: no {kind.formats} file", param=param)
         return await self.spool.keep(data)
 
-    async def _decode(self, content: str | memoryview | bytes, part: ItemPart, hold: MediaHold) -> SpooledMedia:
+    async def _decode(
+        self, content: str | memoryview | bytes, part: ItemPart, hold: MediaHold
+    ) -> SpooledMedia:
         """Decodes inline `content`, whose own bytes count too, since the request keeps them."""
         what = f"{part.param}: {_NAMES[type(part)]}"
         hold.count(self.spool, len(content))

@@ -179,3 +179,27 @@ def test_bodies_and_heads_in_any_pieces_are_what_was_sent(cut):
     uvloop.run(test())
     bodies = [("c", b"x" * 3000), ("s", b"\r\n\r\n" + b"y" * 5000), ("g", b"")]
     assert seen == [*bodies, *bodies, ("end", b"")]
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (get("a", "Connection: Upgrade\r\nUpgrade: websocket\r\n"), b"200"),
+        (get("a", "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"), b"200"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"400"),
+        (b"\x16\x03\x01\x02\x00\x01\x00", b"400"),
+    ],
+)
+def test_other_protocols_leave_no_line_in_the_log(sent, status, caplog):
+    async def test() -> None:
+        async def answer(request: Request) -> PlainTextResponse:
+            return PlainTextResponse("x")
+
+        async with served(answer) as (_, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            assert (await reader.readexactly(12))[9:] == status
+            writer.close()
+
+    uvloop.run(test())
+    assert [record.getMessage() for record in caplog.records] == []

@@ -90,7 +90,9 @@ def test_short_files_and_those_with_escapes_stay_in_the_body(url):
     assert lift(raw) == (raw, {})
 
 
-@pytest.mark.parametrize("raw", [b"", b"[" + TEXT.encode(), b'{"data":"' + b"x" * LEAST, b"\x0a" + URL.encode()])
+@pytest.mark.parametrize(
+    "raw", [b"", b"[" + TEXT.encode(), b'{"data":"' + b"x" * LEAST, b"\x0a" + URL.encode()]
+)
 def test_what_is_no_object_or_has_no_end_stays_as_it_is(raw):
     assert lift(raw) == (raw, {})
 
