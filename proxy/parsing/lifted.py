@@ -31,7 +31,7 @@ def lifted_text(text: str) -> memoryview | None:
 
 
 def parse_lifted(work: Callable[[bytes], R], raw: bytes) -> R:
-    """`work` of a body that is known to be sound JSON, its files lifted; of all of it where that is no use."""
+    """`work` of a body that is known to be sound JSON, without its files; of all of it where that fails."""
     body, texts = lift(raw)
     if not texts:
         return work(raw)
