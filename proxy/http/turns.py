@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 #: In each turn of the loop: a step and the task that it starts hold it for up to half a millisecond.
 STEPS = 2
 
 
 class LoopTurns:
-    """Steps of work for clients before their keys are known, a holder after the other.
+    """Steps of work for clients, a holder after the other: an address, or a key once it is known.
 
     Else whoever has a thousand connections with something to say is served a thousand times before whoever
     comes later with one, however cheap each time is.
@@ -33,6 +34,13 @@ class LoopTurns:
         self._taken += 1
         step()
 
+    async def turn(self, holder: str) -> None:
+        """Returns at once, or when others have had their turns."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ask(holder, partial(_give, turn))
+        if not turn.done():
+            await turn
+
     def _announce(self) -> None:
         if not self._announced:
             self._announced = True
@@ -50,3 +58,8 @@ class LoopTurns:
             if steps:
                 self._waiting[holder] = steps  # behind all others
             step()
+
+
+def _give(turn: asyncio.Future[None]) -> None:
+    if not turn.done():
+        turn.set_result(None)

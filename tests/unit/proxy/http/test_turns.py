@@ -71,3 +71,27 @@ async def test_a_step_that_fails_keeps_no_other_one():
         await loop_turn()
     assert taken == [0, 1]
     assert [type(error) for error in told] == [ValueError]
+
+
+async def test_a_turn_that_is_waited_for_comes_after_one_of_each_other_holder():
+    turns, had = LoopTurns(steps=1), []
+
+    async def begin(holder: str) -> None:
+        await turns.turn(holder)
+        had.append(holder)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(200):
+            group.create_task(begin("many"))
+        group.create_task(begin("one"))
+    assert had.index("one") < 4
+    assert len(had) == 201
+
+
+async def test_who_gives_up_waiting_for_a_turn_keeps_no_other_one():
+    turns = LoopTurns(steps=1)
+    tasks = [asyncio.create_task(turns.turn("a")) for _ in range(4)]
+    await loop_turn()
+    tasks[2].cancel()
+    await tasks[3]
+    assert [task.cancelled() for task in tasks] == [False, False, True, False]
