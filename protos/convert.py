@@ -56,6 +56,11 @@ def plan_to_proto(plan: ItemPlan) -> common_pb2.ItemPlan:
     )
 
 
+def plan_nbytes(plan: common_pb2.ItemPlan) -> int:
+    """As `ItemPlan.nbytes`, of a plan that has been checked."""
+    return plan.rows * plan.width * DTYPE_BYTES[plan.dtype]
+
+
 def source_from_proto(message: common_pb2.EmbeddingSource) -> EmbeddingSource | None:
     """Where an embedding can be read; None where the message names nothing that could be a source."""
     if not _SOURCE_NAME.fullmatch(message.name) or max(len(message.socket), len(message.address)) > 256:
