@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Mapping
 
-from grpc import StatusCode, aio
+from grpc import aio
 
 from triptych.base.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError, TooLarge
 from triptych.base.hashing import canonical, check_mm_hash
@@ -170,7 +170,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         except RequestError:
             return encoder_pb2.VideoSegments()
         except TimeoutError:
-            await context.abort(StatusCode.DEADLINE_EXCEEDED, "the video was not divided in time")
+            raise DeadlineExceeded("the video was not divided in time") from None
         frames, seconds = [frame for frame, _ in ends], [second for _, second in ends]
         return encoder_pb2.VideoSegments(ends=frames, seconds=seconds, extra_rows=extra_rows)
 

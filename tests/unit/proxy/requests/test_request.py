@@ -29,11 +29,12 @@ from triptych.proxy.events import (
     RequestEvent,
 )
 from triptych.proxy.media.source import ItemMedia
+from triptych.proxy.quotas.quota import Quota, QuotaSpec
 from triptych.proxy.requests.instructions import Submit, TellJobs
 from triptych.proxy.requests.item_supply import StoreWait, held_keys
 from triptych.proxy.requests.lifecycle import Lifecycle
 from triptych.proxy.requests.recorder import Event, RequestTimeline
-from triptych.proxy.requests.request import Choices
+from triptych.proxy.requests.request import STEP, Choices, OutputQueue, ReplyMemory
 from triptych.proxy.splitter import SplitItem
 
 
@@ -135,6 +136,23 @@ async def test_a_streamed_replys_reader_is_woken_by_its_first_token() -> None:
     await asyncio.sleep(0)
     output.put(Delta("a", [1]))
     assert await reader == [Delta("a", [1])]
+
+
+def memory_of_replies(*, whole: bool = False) -> ReplyMemory:
+    spec = QuotaSpec("replies", 64 * STEP, "bytes", "memory for replies", "", "503", share=1.0, largest=STEP)
+    return ReplyMemory(Quota(spec), "", whole=whole)
+
+
+async def test_a_reader_that_is_back_gives_back_what_its_stream_held() -> None:
+    memory = memory_of_replies()
+    queue = OutputQueue(memory=memory)
+    for text in ["x" * STEP] * 30 + [""] * memory.unmeasured:
+        queue.put(Delta(text, [1]))
+    assert memory.hold.amount > 30 * STEP
+    await queue.drain()
+    queue.put(Delta("a", [1]))
+    await queue.drain()
+    assert memory.hold.amount == STEP
 
 
 PLAN = make_plan(rows=4, width=8)
