@@ -1,4 +1,4 @@
-"""Conversions between shared values and the messages of common.proto."""
+"""Conversions between shared values and the messages of common.proto, and what a Submit says of its items."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from triptych.base.types import (
     SamplingParams,
     TokenLogprob,
 )
-from triptych.protos import common_pb2
+from triptych.protos import common_pb2, pd_pb2
 
 #: Longest wait that a worker may advise, in seconds.
 MAX_RETRY_AFTER = 3600.0
@@ -54,6 +54,11 @@ def plan_to_proto(plan: ItemPlan) -> common_pb2.ItemPlan:
         grid_thw=plan.grid_thw,
         layout=plan.layout,
     )
+
+
+def plan_nbytes(plan: common_pb2.ItemPlan) -> int:
+    """As `ItemPlan.nbytes`, of a plan that has been checked."""
+    return plan.rows * plan.width * DTYPE_BYTES[plan.dtype]
 
 
 def source_from_proto(message: common_pb2.EmbeddingSource) -> EmbeddingSource | None:
@@ -160,3 +165,8 @@ def error_to_proto(error: RequestError) -> common_pb2.Error:
         param=error.param or "",
         retry_after=error.retry_after or 0.0,
     )
+
+
+def in_state(message: pd_pb2.SubmitRequest, state: pd_pb2.ItemState) -> frozenset[str]:
+    """The keys of the request's items in this state."""
+    return frozenset(slot.plan.mm_hash for slot in message.items if slot.state == state)

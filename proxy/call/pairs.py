@@ -60,11 +60,12 @@ class PairScoring:
             count(done)
 
         chat = partial(dispatcher.chat, context=context)
+        # Thousands of calls are made in a thread: together they take tens of milliseconds.
         if dispatcher.scores_pairs(self.first.model):
-            calls = self.pair_calls()
+            calls = await asyncio.to_thread(self.pair_calls)
             await pool_all(chat, calls, keep)
             return [float(vectors[at][0]) for at in range(len(calls))]
-        calls, pairs = self.text_calls()
+        calls, pairs = await asyncio.to_thread(self.text_calls)
         await pool_all(chat, calls, keep)
         scores = []
         for one, two in pairs:

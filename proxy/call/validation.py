@@ -77,6 +77,8 @@ def check_salt(salt: str) -> str:
 
 def check_options(options: Mapping[str, object], param: str = "mm_processor_kwargs") -> Mapping[str, object]:
     """`options` if they can be part of a key: finite numbers, 64-bit integers, bounded size and depth."""
+    if not options:
+        return options
     try:
         size = len(msgpack.packb(options))
     except (ValueError, OverflowError, RecursionError) as error:

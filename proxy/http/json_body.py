@@ -10,6 +10,7 @@ from typing import TypeVar, get_type_hints
 
 import msgspec
 import msgspec.inspect
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from triptych.base.errors import InvalidRequest, RequestError, TooLarge
 from triptych.base.request import limits_of, out_of_limits
@@ -65,6 +66,16 @@ def error_event(error: RequestError, path: str = "") -> bytes:
 
 def retry_after(error: RequestError) -> str | None:
     return None if error.retry_after is None else str(max(math.ceil(error.retry_after), 1))
+
+
+def closing_reply(error: RequestError) -> bytes:
+    """A whole reply of HTTP/1.1, after which the connection is closed."""
+    body = error_json(error)
+    head = [STATUS_LINE[error.status], b"content-type: application/json\r\nconnection: close\r\n"]
+    if wait := retry_after(error):
+        head.append(b"retry-after: %s\r\n" % wait.encode())
+    head.append(b"content-length: %d\r\n\r\n" % len(body))
+    return b"".join([*head, body])
 
 
 T = TypeVar("T")
