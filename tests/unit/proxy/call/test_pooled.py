@@ -158,13 +158,13 @@ async def test_the_calls_of_a_request_with_many_documents_are_not_made_on_the_ev
         def scores_pairs(self, model: str) -> bool:
             return by_pairs
 
-        async def chat(self, call: ChatCall) -> AsyncGenerator[list[Output], None]:
+        async def chat(self, call: ChatCall, context: CallContext) -> AsyncGenerator[list[Output], None]:
             await asyncio.sleep(0)
             yield [done()]
 
     monkeypatch.setattr(pairs, "MediaHold", Hold)
     documents = tuple(Pair("q", "query", f"d{at}", f"documents[{at}]") for at in range(MAX_INPUTS))
-    scores = await PairScoring(FIRST, documents).scores(Scores(), lambda done: None)
+    scores = await PairScoring(FIRST, documents).scores(Scores(), NOBODY, lambda done: None)
     assert scores == [1.0] * MAX_INPUTS
     assert len(made) >= MAX_INPUTS
     assert threading.current_thread() not in made
