@@ -74,6 +74,7 @@ CHOICES: Mapping[str, list[Values]] = {
         {"proxy": {"trustedProxies": ["10.9.0.0/16", "10.8.0.0/16"], "proxyProtocol": True}},
         {"proxy": {"trustedProxies": ["10.9.0.0/16"], "unknownFields": "reject", "storeWait": 0.5}},
     ],
+    "proxy.allowedHosts": [{}, {"proxy": {"allowedHosts": ["gateway.example", "10.0.0.1"]}}],
     "proxy.preStopSeconds": [{}, {"proxy": {"preStopSeconds": 0}}, {"proxy": {"preStopSeconds": 40}}],
     "proxy.service": [{}, {"proxy": {"service": {"type": "LoadBalancer"}}}],
     "proxy.frontDoorTls": [
@@ -98,6 +99,7 @@ CHOICES: Mapping[str, list[Values]] = {
     ],
     "encoder.device": [{}, {"encoder": {"device": "cuda"}}],
     "encoder.dataParallel": [{}, {"encoder": {"dataParallel": 2}}],
+    "encoder.maxDecodeSeconds": [{}, {"encoder": {"maxDecodeSeconds": 2.5}}],
     "encoder.replicas": [{}, {"encoder": {"replicas": 4}}],
     "encoder.resources": [
         {},
@@ -109,6 +111,7 @@ CHOICES: Mapping[str, list[Values]] = {
     "pd.tensorParallel": [{}, {"pd": {"tensorParallel": 2}}],
     "pd.engine": [{}, VLLM, {**VLLM, "pd": _ENGINE | {"vllm": _SERVER | {"cacheClaim": "compiled"}}}],
     "pd.schemas": [{}, {"pd": {"schemas": "open"}}],
+    "pd.linearKernel": [{}, {"pd": {"linearKernel": "onednn"}}],
     "pd.resources": [
         {},
         {"pd": {"resources": {"requests": {"cpu": 16, "memory": "64Gi"}, "limits": {"memory": "64Gi"}}}},
