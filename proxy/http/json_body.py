@@ -87,7 +87,7 @@ FEW_VALUES = 1 << 12
 
 _AT = re.compile(r" - at `\$(?P<path>[^`]*)`$")
 _LIMIT = re.compile(r"Expected `\w+` [<>]")
-_TOO_LONG = re.compile(r"Expected `(?P<kind>\w+)` of length <= (?P<most>[0-9]+)")
+_LENGTH = re.compile(r"Expected `(?P<kind>\w+)` of length (?P<sign>[<>])= (?P<bound>[0-9]+)")
 _MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
 
 
@@ -149,12 +149,14 @@ def invalid_field(error: msgspec.ValidationError, prefix: str, kind: object = ob
     if text.startswith("Invalid ") and (allowed := _allowed(kind, at["path"] if at else "")):
         quoted = text.partition("'")[2].rpartition("'")[0]
         text = f"{_UNSERVED_PARTS.get(quoted, text)}: send {' or '.join(map(str, allowed))}"
-    if long := _TOO_LONG.search(text):
-        text = (
-            f"takes at most {long['most']} {'characters' if long['kind'] == 'str' else 'entries'}: send less"
-        )
+    if length := _LENGTH.search(text):
+        bound = f"{length['bound']} {'characters' if length['kind'] == 'str' else 'entries'}"
+        few = f"takes at least {bound}: send more, or leave it out"
+        text = few if length["sign"] == ">" else f"takes at most {bound}: send less"
     if missing := _MISSING.search(text):
         path += f".{missing['name']}"
+        allowed = _allowed(kind, f"{at['path'] if at else ''}.{missing['name']}")
+        text = f"is missing: send {' or '.join(map(str, allowed)) or 'it'}"
     path = path.lstrip(".") or "body"
     # msgspec repeats a client's text that is none of an enum's values.
     return InvalidRequest(f"{path}: {text[:_MAX_TEXT]}", param=path)
