@@ -211,6 +211,8 @@ class Engine:
 
     def _execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """The step's result; raises DeviceLost where the device fails for good."""
+        if output.computes:
+            self._pacer.plan(output.rows)
         if not output.computes:
             result = self.runner.execute(output)
         elif self._warm:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from triptych.base.config import format_size
-from triptych.base.errors import ContextTooLong, InvalidRequest, RequestError
+from triptych.base.errors import ConfigError, ContextTooLong, InvalidRequest, RequestError
 from triptych.base.types import MMFeature
 from triptych.pd_worker.core.request import EngineRequest, RequestOrder
 from triptych.pd_worker.core.tenant_turns import TenantTurns
@@ -263,10 +263,17 @@ class SchedulerLimits:
     max_num_batched_tokens: int
     max_model_len: int
 
+    def __post_init__(self) -> None:
+        if self.max_num_batched_tokens < 2:
+            raise ConfigError(
+                f"--max-num-batched-tokens {self.max_num_batched_tokens} leaves no token for prompts while "
+                "text decodes: give 2 or more, or 0 for the device's own"
+            )
+
     @property
     def prefill_cap(self) -> int:
         """Prefill tokens of a step while text decodes: half the budget, so that tokens keep coming."""
-        return max(1, self.max_num_batched_tokens // 2)
+        return self.max_num_batched_tokens // 2
 
     @property
     def fewest_overlap_tokens(self) -> int:

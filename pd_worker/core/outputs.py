@@ -129,6 +129,11 @@ class SchedulerOutput(msgspec.Struct):
                 chunk.state.work_seconds += each * chunk.count
 
     @property
+    def rows(self) -> int:
+        """Rows of the step: tokens of its chunks, and items' rows of its projections."""
+        return sum(chunk.count for chunk in self.chunks) + sum(one.rows for one in self.projections)
+
+    @property
     def computes(self) -> bool:
         """The step has work for the decoder."""
         return bool(self.chunks or self.projections or self.swap_out or self.swap_in)

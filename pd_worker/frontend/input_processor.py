@@ -33,13 +33,12 @@ from triptych.pd_worker.frontend.wire import (
     check_label,
     check_name,
     checked_plan,
-    in_state,
     resolve_pooling,
     template_from_proto,
 )
 from triptych.pd_worker.item_limits import ItemLimit
 from triptych.protos import pd_pb2
-from triptych.protos.convert import sampling_from_proto
+from triptych.protos.convert import in_state, sampling_from_proto
 
 #: A week, in seconds.
 _MAX_TIMEOUT = 604800.0
