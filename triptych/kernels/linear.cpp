@@ -51,19 +51,18 @@ void PackRows(const LinearCall &call, const uint16_t *x, int64_t x_row, uint16_t
   }
 }
 
-// The blocks of a call, which threads take in runs: what is fetched beyond the end of a block is the next one.
+// The blocks of a call, which threads take one by one.
 struct Blocks {
   const LinearCall &call;
   Variant variant;
   const uint16_t *x;
   int64_t x_row;
-  int count, run;
+  int count;
   std::atomic<int> next{0};
 
   void Work() {
-    for (int first = next.fetch_add(run); first < count; first = next.fetch_add(run))
-      for (int n = first; n < first + run && n < count; n++)
-        call.bytes == 4 ? variant.floats(call, n) : variant.block(call, x, x_row, n);
+    for (int n = next.fetch_add(1); n < count; n = next.fetch_add(1))
+      call.bytes == 4 ? variant.floats(call, n) : variant.block(call, x, x_row, n);
   }
 };
 
@@ -97,11 +96,9 @@ EXPORT int triptych_linear(const LinearCall *call) {
     PackRows(c, x, x_row, copies + numbers);
     x = copies + numbers;
   }
-  int count = c.outs / each / (c.gated ? 2 : 1), threads = c.parallel ? (c.threads < count ? c.threads : count) : 1;
-  // Some for each thread: one may be slower than others.
-  int run = count / (8 * threads);
-  Blocks blocks = {c, variant, x, x_row, count, run < 1 ? 1 : run};
+  Blocks blocks = {c, variant, x, x_row, c.outs / each / (c.gated ? 2 : 1)};
   auto work = [](void *data) { static_cast<Blocks *>(data)->Work(); };
+  int threads = c.parallel ? (c.threads < blocks.count ? c.threads : blocks.count) : 1;
   if (threads > 1)
     c.parallel(work, &blocks, threads, 0);
   else

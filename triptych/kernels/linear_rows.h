@@ -151,7 +151,7 @@ INLINE void MultiplyBlock(const LinearCall &call, const uint16_t *x, int64_t x_r
         const uint16_t *added = call.residual + (first + row) * call.residual_row + n * B;
         for (int i = 0; i < B; i++) own[i] += ToFloat(added[i]);
       }
-      for (int i = 0; i < B; i++) FromFloat(own[i], out + i);
+      for (int i = 0; i < B; i += LANES) Store(out + i, Load(own + i));
     }
     first += rows;
   }
@@ -181,16 +181,13 @@ void NormRow(const uint16_t *x, const uint16_t *norm, float epsilon, int width, 
   float squares = Sum(sum);
   for (; i < width; i++) squares += ToFloat(x[i]) * ToFloat(x[i]);
   float scale = 1.0f / sqrtf(squares / width + epsilon);
-  for (i = 0; i < width; i++) FromFloat(ToFloat(x[i]) * scale * ToFloat(norm[i]), to + i);
+  for (i = 0; i + LANES <= width; i += LANES) Store(to + i, Load(x + i) * scale * Load(norm + i));
+  for (; i < width; i++) FromFloat(ToFloat(x[i]) * scale * ToFloat(norm[i]), to + i);
 }
 
 // SiLU of the first `width` numbers of a row times the second.
 void GateRow(const uint16_t *x, int width, uint16_t *to) {
   int i = 0;
-  for (; i + LANES <= width; i += LANES) {
-    alignas(64) float product[LANES];
-    Store(product, Silu(Load(x + i)) * Load(x + width + i));
-    for (int lane = 0; lane < LANES; lane++) FromFloat(product[lane], to + i + lane);
-  }
+  for (; i + LANES <= width; i += LANES) Store(to + i, Silu(Load(x + i)) * Load(x + width + i));
   for (; i < width; i++) FromFloat(Silu(Splat(ToFloat(x[i])))[0] * ToFloat(x[width + i]), to + i);
 }
