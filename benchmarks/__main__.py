@@ -11,8 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from benchmarks import targets
-from triptych.base.progress.progress import shown_by
-from triptych.base.progress.renderers import command_renderer
+from triptych.base.progress import lines_on_stderr
 
 _FOLDER = Path(__file__).parent
 
@@ -48,7 +47,7 @@ def main(arguments: list[str]) -> int:
     sys.argv = [f"python -m benchmarks {arguments[0]}", *arguments[1:]]
     path = _sources()[arguments[0]].relative_to(_FOLDER.parent).with_suffix("")
     module = import_module(".".join(path.parts))
-    with shown_by(command_renderer()):
+    with lines_on_stderr():
         result = module.main()
     return int(result or 0)
 

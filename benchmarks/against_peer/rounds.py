@@ -24,6 +24,7 @@ from benchmarks.result_page import page_parser, publish
 from benchmarks.targets import record
 from triptych.base.errors import ConfigError
 from triptych.base.machine.resources import cpu_name
+from triptych.base.progress import Progress
 from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.slo import Slo
 from triptych.goodput.measure.window import MeasuredWindow, RunSettings
@@ -189,7 +190,7 @@ class Rounds:
                 self._pool.pause(system)
                 self._display.say(f"{name}: ready after {seconds:.1f} s")
             parts = [(load, number) for number in range(self._options.rounds) for load in asked]
-            with self._display.step("all rounds", len(parts), "loads") as rounds:
+            with Progress("all rounds", len(parts), "loads") as rounds:
                 for load, number in parts:
                     if not self._round(load, self._options.first + number):
                         return False

@@ -24,7 +24,7 @@ from benchmarks.baselines.measure import (
 )
 from benchmarks.baselines.servers import Server, ServerPool
 from triptych.base.errors import ConfigError, TriptychError
-from triptych.base.progress.tasks import duration
+from triptych.base.progress import Progress, duration
 from triptych.base.types import JsonObject
 from triptych.goodput.report.display import Display
 from triptych.goodput.report.machine import describe, load_average
@@ -72,7 +72,7 @@ class MatrixRun:
         left = [cell for cell in self._cells if self._is_left(finished.get(cell.name))]
         self._display.say(f"{len(self._cells) - len(left)} of {len(self._cells)} cells are there already")
         try:
-            with self._display.step("all cells", len(left), "cells") as cells:
+            with Progress("all cells", len(left), "cells") as cells:
                 for index, cell in enumerate(left):
                     expected = estimate(cell, finished.values())
                     if self._seconds and time.monotonic() - self._began + expected > self._seconds:

@@ -32,7 +32,7 @@ from benchmarks.published_epd.systems import (
     window,
 )
 from benchmarks.result_page import RESULTS, fill, page_parser, publish
-from triptych.base.progress.progress import step
+from triptych.base.progress import Progress
 from triptych.goodput.measure.figures import MAX_POINTS
 from triptych.goodput.measure.search import SearchLimits, Verdict, search
 from triptych.goodput.measure.slo import preset
@@ -143,7 +143,7 @@ def main() -> None:
         parser.error(f"--seconds {options.seconds:g} must be above 0")
     cells: Cells = {}
     pairs = list(itertools.product(FIGURES, systems()))
-    with step("cells", len(pairs)) as running:
+    with Progress("cells", len(pairs)) as running:
         for figure, system in pairs:
             key = (figure.text, figure.images, system.name)
             cells[key] = sustained(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.published_epd.systems import FIGURES, Figure, PublishedSystem, systems, window
-from triptych.base.progress.progress import each
+from triptych.base.progress import each
 from triptych.goodput.measure.figures import summarise
 from triptych.goodput.measure.slo import preset
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.result_page import table
-from triptych.base.progress.progress import each
+from triptych.base.progress import each
 from triptych.goodput.load.workload import Workload
 from triptych.goodput.measure.slo import Slo, preset
 from triptych.simulator.cluster.shape import in_step

@@ -18,7 +18,7 @@ from torch.nn import functional
 from transformers.activations import GELUActivation, GELUTanh
 
 from triptych.base.machine.pages import use_huge_pages
-from triptych.base.progress.progress import each
+from triptych.base.progress import each
 from triptych.kernels.cpu_linear import BLOCKS, gate, multiply, normalise
 from triptych.kernels.library import kernel_library
 
