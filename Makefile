@@ -18,7 +18,7 @@ PACKAGES := $(VENV)/.packages
 TOOLS  := .tools
 PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 
-.PHONY: serve check install-proxy test test-unit test-slow test-transformers test-vllm test-load-tools load-tools gpu tools images lint proto client bench install clean
+.PHONY: serve check install-proxy test test-unit test-slow test-transformers test-vllm test-load-tools load-tools gpu tools images lint proto client openapi bench install clean
 
 define new_venv
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
@@ -150,6 +150,10 @@ proto: $(STAMP)
 # The blocking client, from the one for asyncio.
 client: $(STAMP)
 	$(BIN)/python tests/tools/sync_client.py
+
+# The API's description that the proxy serves.
+openapi: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python -m support.openapi
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
