@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Protocol
 
-import msgpack
 import msgspec
 from msgspec import Meta
 
@@ -90,7 +89,7 @@ def check_salt(salt: str) -> str:
 def check_options(options: Mapping[str, object], param: str = "mm_processor_kwargs") -> Mapping[str, object]:
     """`options` if they can be part of a key: finite numbers, 64-bit integers, bounded size and depth."""
     try:
-        size = len(msgpack.packb(options))
+        size = len(msgspec.msgpack.encode(options))
     except (ValueError, OverflowError, RecursionError) as error:
         check_depth(options, param)
         raise InvalidRequest(f"{param} holds a value that cannot be used: {error}", param=param) from None
