@@ -91,7 +91,7 @@ def test_two_metadata_share_no_state() -> None:
 @pytest.mark.parametrize(
     "raw",
     [b"\x95\x02\x01\x90\x90\x90", b"\x80", b"", b"\x81\xa4step\xa11"],
-    ids=["earlier", "no step", "none", "text"],
+    ids=["of an earlier release", "no step", "empty", "a step in words"],
 )
 def test_bytes_that_are_no_metadata_are_refused(raw) -> None:
     with pytest.raises(ValueError):
