@@ -138,5 +138,5 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, EmbeddedStore(Path(folder), 1 << 30) as server:
         measured = measure(server.url, options.repeats)
     paths = table(("embedding", "path", "ms, median (best)", "CPU ms"), rows(measured), (0, 1))
-    command = f"python -m benchmarks transfer_paths --repeats {options.repeats}"
+    command = f"python -m benchmarks micro transfer_paths --repeats {options.repeats}"
     publish(fill("transfer_paths", command=command, paths="\n".join(paths)), RESULT, write=options.write)
