@@ -31,7 +31,7 @@ $(PACKAGES): pyproject.toml constraints.txt
 	$(new_venv)
 	$(BIN)/pip install -q $(PIP_TORCH_ARGS) "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python deploy/docker/requirements.py dev > $(VENV)/dev.txt
-	$(BIN)/pip install -q -c constraints.txt -e ".[worker,embedded,ray,cert,bench,otel]" -r $(VENV)/dev.txt
+	$(BIN)/pip install -q -c constraints.txt -e ".[worker,embedded,ray,cert,client,top,doctor,bench,otel]" -r $(VENV)/dev.txt
 	touch $@
 
 $(STAMP): $(PACKAGES) $(wildcard triptych/kernels/*.cpp triptych/kernels/*.h)
@@ -44,7 +44,7 @@ install: $(STAMP)
 $(VENV)/.proxy: pyproject.toml constraints.txt
 	$(new_venv)
 	$(BIN)/python deploy/docker/requirements.py dev-proxy > $(VENV)/dev-proxy.txt
-	$(BIN)/pip install -q -c constraints.txt -e ".[embedded,otel]" -r $(VENV)/dev-proxy.txt
+	$(BIN)/pip install -q -c constraints.txt -e ".[embedded,otel,client,top,doctor]" -r $(VENV)/dev-proxy.txt
 	touch $@
 
 install-proxy: $(VENV)/.proxy
