@@ -58,6 +58,12 @@ def test_a_step_that_fails_never_says_that_all_was_done(log):
     assert log.lines[-1] == "loading weights: 40 %, 4 of 10, given up after 3 s"
 
 
+def test_the_end_of_a_step_says_that_all_was_done_whatever_was_counted(log):
+    with log.step(total=3):
+        log.clock.now += 2
+    assert log.lines[-1] == "loading weights: 100 %, 3 of 3, in 2 s"
+
+
 def test_what_is_left_follows_from_the_pace_unless_the_work_knows_better(log):
     running = log.step(total=4, unit="windows")
     log.clock.now += 20
@@ -119,7 +125,8 @@ def test_a_time_is_in_the_units_of_its_size(seconds, expected):
 
 
 def test_a_command_has_its_lines_on_stderr_and_only_within_the_with(capsys):
-    with lines_on_stderr():
-        Progress("simulating")
-    Progress("later")
-    assert capsys.readouterr() == ("", "simulating\n")
+    for _ in range(2):
+        with lines_on_stderr():
+            Progress("simulating")
+        Progress("later")
+    assert capsys.readouterr() == ("", "simulating\nsimulating\n")
