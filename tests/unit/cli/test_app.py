@@ -128,6 +128,9 @@ ROWS = [
     (("check",), "worker"),
     (("plan",), "bench"),
     (("cert", "tls"), "cert"),
+    (("ask", "Hello"), "client"),
+    (("top", "--once"), "top"),
+    (("doctor",), "doctor"),
     (("encoder", *_STORE), "worker"),
     (("pd", *_STORE), "worker"),
     (("colocated", *_STORE), "worker"),
@@ -135,19 +138,24 @@ ROWS = [
     (("tones", "555", "-o", "tones.wav"), "worker"),
     (("profile",), "worker"),
     (("bench", "workloads"), "bench"),
-    (("ask", "Hello"), "client"),
     (("transcribe", "a.wav"), "client"),
-    (("top", "--once"), "top"),
-    (("doctor",), "doctor"),
 ]
 
 
-@pytest.mark.parametrize(("words", "extra"), matrix(ROWS, quick=3), ids=[row[0][0] for row in ROWS])
+@pytest.mark.parametrize(("words", "extra"), matrix(ROWS, quick=6), ids=[row[0][0] for row in ROWS])
 def test_a_command_names_the_extra_that_it_needs(words, extra, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     refused = on_a_core_install(*words)
     assert_refused(refused, f"triptych {words[0]}", f"pip install 'triptych[{extra}]'")
     assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize("name", ["Client", "AsyncClient"])
+def test_a_client_without_its_package_names_the_extra(name):
+    code = f"import sys; sys.modules['httpx2'] = None; import triptych; triptych.{name}"
+    refused = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, timeout=50)
+    assert refused.returncode == 1
+    assert f"triptych.{name} needs httpx2: pip install 'triptych[client]'" in refused.stderr
 
 
 def test_the_doctor_of_a_core_install_says_what_a_worker_needs():
