@@ -147,7 +147,7 @@ def _without_leases(module: ModuleType) -> None:
     async def acquire(self: Any, mm_hash: str, **options: Any) -> None:
         return None
 
-    module.LeaseKeeper.acquire = acquire  # type: ignore[attr-defined]
+    module.LeaseKeeper.acquire = acquire
 
 
 if _NO_LEASES in os.environ:
