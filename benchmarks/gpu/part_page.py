@@ -11,7 +11,7 @@ from pathlib import Path
 
 #: Begins the name of a case in a part's file; such lines are not on the page.
 _CASE = "@"
-_TITLE = "# On a GPU\n\nWritten by `make gpu`, part by part: see [the page on GPUs](../../docs/gpu.md)."
+_TITLE = "# On a GPU\n\nWritten by `make gpu`, part by part: see [GPUs](../../docs/engine.md#gpus)."
 
 
 class PartPage:

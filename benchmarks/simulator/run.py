@@ -20,7 +20,7 @@ from triptych.simulator.cluster.requests import RequestMaker
 from triptych.simulator.cluster.shape import ClusterShape, Limits
 from triptych.simulator.costs.costs import CostModel, ModelShape
 
-#: As every answer says it; docs/simulator.md has the list in full.
+#: As every answer says it; docs/when-to-disaggregate.md has the list in full.
 NOT_MODELLED = (
     "failures, limits of the network, the store's CPU, several models, processes that share cores, delays of "
     "tokens in a busy proxy; costs of a GPU that was not profiled are a roofline"

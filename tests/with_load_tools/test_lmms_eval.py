@@ -1,4 +1,4 @@
-"""lmms-eval without a hub: it scores the answers that docs/demo.md promises, on a data set of files."""
+"""lmms-eval without a hub: it scores the answers of docs/quick-start.md, on a data set of files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from triptych.apps.launch.model_path import DEMO_MODEL
 pytestmark = [pytest.mark.slow, pytest.mark.load_tools, pytest.mark.timeout(600)]
 
 EXAMPLES = DEMO_MODEL.parent / "examples"
-#: Pictures, a question and its answer, of docs/demo.md; the last answer is wrong.
+#: Pictures, a question and its answer, of docs/quick-start.md; the last answer is wrong.
 ROWS = [
     (
         ["two_shapes"],

@@ -202,7 +202,8 @@ def read_profile(path: Path, flag: str) -> tuple[CostModel, ModelShape]:
 
 # Devices that were not measured here: a roofline of the model, and what is published. Every stage is FLOPs /
 # (peak x share reached) + bytes / (bandwidth x share reached), in bfloat16; both are added where a real chip
-# overlaps them in part, so that steps are rather too long than too short. docs/planner.md has the sources.
+# overlaps them in part, so that steps are rather too long than too short. The sources are in
+# docs/when-to-disaggregate.md.
 _BF16 = 2
 _MIB = 1 << 20
 

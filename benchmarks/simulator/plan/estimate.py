@@ -1,6 +1,6 @@
 """How much a shape can serve at most, by its stages' costs alone: what a search begins at, and what it skips.
 
-docs/planner.md has the reasoning. Waiting is left out, so these rates are above what is sustained.
+Reasoning: docs/when-to-disaggregate.md. Waiting is left out: these rates are above what is sustained.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """How far a shape scales: what its workers serve, and the first part between them that is full.
 
-Everything is a share of one core or one link at the rate that N workers serve; docs/planner.md has the
-formulas. One store is one server process: transfers and registry each alone may take SHARE of it.
+Everything is a share of one core or one link at the rate that N workers serve, by the formulas of
+docs/when-to-disaggregate.md. One store is one server process: transfers and registry each alone may take
+SHARE of it.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def test_the_table_is_that_of_the_registries():
     assert text[begin:end] == table(), "write it with TRIPTYCH_WRITE_METRICS=1"
 
 
-VLLM = (Path(__file__).parents[3] / "docs" / "vllm.md").read_text()
+VLLM = (Path(__file__).parents[3] / "docs" / "vllm.md").read_text(encoding="utf-8")
 
 
 def test_every_option_is_on_the_page():

@@ -78,14 +78,14 @@ def test_an_alert_has_a_severity_a_summary_and_a_place_in_the_runbook(rule: dict
     assert rule["alert"].startswith("Triptych")
     assert rule["labels"]["severity"] in ("critical", "warning")
     assert rule["annotations"]["summary"].endswith(".")
-    assert rule["annotations"]["runbook_url"] == f"docs/alerts.md#{rule['alert'].lower()}"
+    assert rule["annotations"]["runbook_url"] == f"docs/observe.md#{rule['alert'].lower()}"
 
 
 @EACH
 def test_an_alert_is_explained(rule: dict[str, Any]):
-    text = (DOCS / "alerts.md").read_text()
-    _, found, rest = text.partition(f"\n## {rule['alert']}\n")
-    part = rest.partition("\n## ")[0]
+    text = (DOCS / "observe.md").read_text()
+    _, found, rest = text.partition(f"\n### {rule['alert']}\n")
+    part = rest.partition("\n### ")[0]
     assert found
     assert all(f"**{word}**" in part for word in ("Meaning.", "First look.", "Remedy."))
 
@@ -93,6 +93,19 @@ def test_an_alert_is_explained(rule: dict[str, Any]):
 def test_the_chart_makes_a_prometheus_rule_of_them_as_they_are():
     (made,) = of_kind(render({"prometheusRules": {"enabled": True}}), "PrometheusRule")
     assert made["spec"] == yaml.safe_load(FILE.read_text())
+
+
+def test_with_an_address_of_the_pages_whoever_is_on_call_can_follow_a_runbook():
+    values = {"prometheusRules": {"enabled": True, "documents": "https://wiki.example/triptych/"}}
+    (made,) = of_kind(render(values), "PrometheusRule")
+    urls = [
+        rule["annotations"]["runbook_url"]
+        for group in made["spec"]["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    ]
+    assert len(urls) == len(alert_rules())
+    assert all(url.startswith("https://wiki.example/triptych/docs/observe.md#triptych") for url in urls)
 
 
 def panels(name: str) -> list[dict[str, Any]]:

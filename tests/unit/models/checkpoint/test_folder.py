@@ -179,7 +179,7 @@ def test_every_unserved_row_is_asked_for_by_a_flag_or_a_checkpoint() -> None:
 
 
 def test_the_page_has_the_table_of_the_code() -> None:
-    page = (ROOT / "docs/engine/encoder-decoder.md").read_text()
+    page = (ROOT / "docs/engine.md").read_text()
     [shown] = re.findall(r"<!-- support -->\n\n(.*)\n\n<!-- /support -->", page, re.DOTALL)
     assert shown == table()
 
