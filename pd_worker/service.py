@@ -11,7 +11,8 @@ from pathlib import Path
 
 from triptych.base.config import PDConfig
 from triptych.base.cpu.step_pacer import StepPacer, step_pacer
-from triptych.base.cpu.threads import in_short_lived_thread
+from triptych.base.cpu.threads import in_short_lived_thread, many_rows
+from triptych.base.machine.resources import threads_of_one_worker
 from triptych.base.metrics import PDMetrics
 from triptych.base.tracing.start import worker_tracer
 from triptych.base.vllm_classes import class_of
@@ -113,14 +114,21 @@ async def _serve(
 
 
 def _step_pacer(config: PDConfig, model: LoadedModel) -> StepPacer:
-    maximum = config.tensor_parallel * decoder_threads_of_rank(config, model.decoder.geometry.hidden_size)
+    width = model.decoder.geometry.hidden_size
+    maximum = config.tensor_parallel * decoder_threads_of_rank(config, width)
     # Ranks are processes with threads of their own.
-    follows = config.spare_cores and config.tensor_parallel == 1
+    alone = config.tensor_parallel == 1
+    fewest = max(1, maximum // 2) if config.spare_cores and alone else maximum
+    many = many_rows(config.threads, width) if alone else 0
+    if many:
+        most = threads_of_one_worker()
+        logger.info("steps of less than %d rows take one thread, others up to %d", many, most)
     return step_pacer(
         config.core_page,
         config.core_slot,
-        max(1, maximum // 2) if follows else maximum,
-        maximum=maximum,
+        fewest,
+        maximum=threads_of_one_worker() if many else maximum,
         interval=config.step_interval,
         own_core=config.keep_core,
+        many=many,
     )

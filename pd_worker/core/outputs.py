@@ -129,6 +129,11 @@ class SchedulerOutput(msgspec.Struct):
                 chunk.state.work_seconds += each * chunk.count
 
     @property
+    def rows(self) -> int:
+        """Rows of the step: tokens of its chunks, and items' rows of its projections."""
+        return sum(chunk.count for chunk in self.chunks) + sum(one.rows for one in self.projections)
+
+    @property
     def computes(self) -> bool:
         """The step has work for the decoder."""
         return bool(self.chunks or self.projections or self.swap_out or self.swap_in)
@@ -187,6 +192,8 @@ class ItemStats:
     resident: int = 0
     fetched: int = 0
     missing: int = 0
+    #: Requests that gave their room up.
+    put_off: int = 0
     load_seconds: list[float] = field(default_factory=list)
     load_bytes: int = 0
     #: Loads by their paths.

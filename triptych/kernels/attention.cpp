@@ -33,7 +33,12 @@ struct Share {
   int parts;
 };
 
-// The tasks of a call, which threads take one by one.
+// Tasks [next, end) of one thread.
+struct Run {
+  int64_t next = 0, end = 0;
+};
+
+// The tasks of a call, which threads take in runs.
 struct Tasks {
   const AttentionCall &call;
   Variant variant;
@@ -42,23 +47,31 @@ struct Tasks {
   float *partials;
   float *scratch;
   size_t scratch_each;
+  // Tasks that a thread takes at once.
+  int64_t run;
   std::atomic<int64_t> next{0};
   std::atomic<int> threads{0};
 
   int64_t Total() const { return shares[call.sequences].first; }
   // Takes a task; false: there is none left.
-  bool Take(float *own, AttentionTask *task) {
-    int64_t taken = next.fetch_add(1), low = 0, high = call.sequences;
-    if (taken >= Total()) return false;
+  bool Take(float *own, Run *taken_run, AttentionTask *task) {
+    if (taken_run->next == taken_run->end) {
+      int64_t first = next.fetch_add(run);
+      if (first >= Total()) return false;
+      *taken_run = {first, first + run < Total() ? first + run : Total()};
+    }
     // The last tasks of a chunk attend to the most keys: they come first.
-    taken = Total() - 1 - taken;
+    int64_t taken = Total() - 1 - taken_run->next++, low = 0, high = call.sequences;
     while (high - low > 1) {
       int64_t middle = (low + high) / 2;
       (shares[middle].first <= taken ? low : high) = middle;
     }
     const Share &share = shares[low];
     int64_t at = taken - share.first, rows = (call.starts[low + 1] - call.starts[low]) * call.groups;
-    int part = static_cast<int>(at % share.parts), head = static_cast<int>(at / share.parts % call.kv_heads);
+    // But a block's heads, which lie one behind the other, in their order: what the processor fetches of its own beyond
+    // the end of one is the next one then. The other way round a thread reads a third less.
+    int part = share.parts - 1 - static_cast<int>(at % share.parts);
+    int head = call.kv_heads - 1 - static_cast<int>(at / share.parts % call.kv_heads);
     int64_t first = at / share.parts / call.kv_heads * variant.rows;
     int64_t last = first + variant.rows < rows ? first + variant.rows : rows;
     *task = {&call, low, first, last, head, part, share.parts, partials + share.partials, own, nullptr};
@@ -66,10 +79,11 @@ struct Tasks {
   }
   void Work() {
     float *own = scratch + scratch_each * threads.fetch_add(1);
+    Run taken;
     AttentionTask tasks[2];
     int now = 0;
-    for (bool more = Take(own, tasks); more; now = 1 - now) {
-      more = Take(own, tasks + 1 - now);
+    for (bool more = Take(own, &taken, tasks); more; now = 1 - now) {
+      more = Take(own, &taken, tasks + 1 - now);
       tasks[now].next = more ? tasks + 1 - now : nullptr;
       variant.attend(tasks[now]);
     }
@@ -129,7 +143,10 @@ EXPORT int triptych_attention(const AttentionCall *call) {
   // From the beginning of a cache line on.
   float *scratch = memory + (kLine - reinterpret_cast<uintptr_t>(memory) / sizeof(float) % kLine) % kLine;
   float *partials = scratch + each * threads;
-  Tasks tasks = {c, variant, shares, partials, scratch, each};
+  // As many as a block has heads, but some for each thread.
+  int64_t run = shares[c.sequences].first / (8 * threads);
+  run = run < 1 ? 1 : run > c.kv_heads ? c.kv_heads : run;
+  Tasks tasks = {c, variant, shares, partials, scratch, each, run};
   auto work = [](void *data) { static_cast<Tasks *>(data)->Work(); };
   if (threads > 1 && tasks.Total() > 1)
     c.parallel(work, &tasks, threads, 0);

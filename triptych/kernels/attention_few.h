@@ -79,8 +79,9 @@ template <typename T, int R>
 INLINE void KeyDots(const float *query, int dim, const T *const *keys, float *scores) {
   __m512 sums[R][kTogether] = {};
   const T *own = reinterpret_cast<const T *>(query);
-  for (int at = 0; at < dim; at += 32)
-    for (int key = 0; key < kTogether; key++) {
+  // Key by key, in the order of the memory.
+  for (int key = 0; key < kTogether; key++)
+    for (int at = 0; at < dim; at += 32) {
       __m512bh part = (__m512bh)_mm512_loadu_si512(keys[key] + at);
       for (int row = 0; row < R; row++)
         sums[row][key] = _mm512_dpbf16_ps(sums[row][key], part, (__m512bh)_mm512_loadu_si512(own + row * dim + at));
@@ -129,6 +130,9 @@ INLINE void AddAllValues(const Rows<T> &rows, float *weights, float *sums) {
   // The weight of a last one is zero.
   if (count % 2) rows.piece->values[count] = rows.piece->values[count - 1];
   int at = 0;
+  // All that a row of values has, where the registers hold its sums.
+  if (R <= 2)
+    for (; at + 128 <= dim; at += 128) AddPairs<T, R, 4>(rows, rounded, at, ~0u, sums, width);
   for (; at + 64 <= dim; at += 64) AddPairs<T, R, 2>(rows, rounded, at, ~0u, sums, width);
   for (; at < dim; at += 32) AddPairs<T, R, 1>(rows, rounded, at, dim - at < 32 ? (1u << (dim - at)) - 1 : ~0u, sums, width);
 }

@@ -1,4 +1,4 @@
-"""Linear layers over few rows of bfloat16 on a CPU, with the norm before and the sum or SiLU after them."""
+"""Linear layers over few rows on a CPU, of bfloat16 with the norm before and the sum or SiLU after them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from triptych.kernels.library import kernel_library
 
 #: Outputs of one block of a weight that the kernel takes: oneDNN's with AMX, and without.
 BLOCKS = (32, 64)
+#: Of a weight as torch keeps it, [outs, ins]; of such a weight it takes a multiple of PLAIN_OUTS outputs.
+PLAIN, PLAIN_OUTS = 1, 32
 
 
 class _Call(ctypes.Structure):
@@ -25,7 +27,7 @@ class _Call(ctypes.Structure):
         ("out_row", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("bias", "norm", "residual")),
         ("residual_row", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("rows", "ins", "outs", "block", "gated")),
+        *((name, ctypes.c_int32) for name in ("rows", "ins", "outs", "block", "bytes", "gated")),
         ("epsilon", ctypes.c_float),
         ("instructions", ctypes.c_int32),
         ("threads", ctypes.c_int32),
@@ -46,9 +48,10 @@ def multiply(
     gated: bool = False,
     instructions: int = WIDEST,
 ) -> torch.Tensor:
-    """[rows, outs] of x [rows, ins], all bfloat16, with the address of a `weight` [outs, ins].
+    """[rows, outs] of x [rows, ins], all bfloat16, with the address of a `weight` [outs, ins]. Or all
+    float32, by a PLAIN weight and with a bias at most.
 
-    The weight is in blocks of `block` outputs. With `norm` [ins] x is normalised before (RMSNorm).
+    The weight is in blocks of `block` outputs, or PLAIN. With `norm` [ins] x is normalised before (RMSNorm).
     `residual` [rows, outs] is added. `gated`: the first half of the outputs, by SiLU, times the second half
     is the result. Runs on torch's threads, without the interpreter's lock.
     """
@@ -70,6 +73,7 @@ def multiply(
         ins,
         outs,
         block,
+        x.element_size(),
         gated,
         epsilon,
         instructions,

@@ -20,10 +20,8 @@ INLINE void RotateHead(T *x, const T *cos, const T *sin, const T *norm, int dim,
   for (; i + LANES <= half; i += LANES) {
     Vec low = Load(x + i) * scale, high = Load(x + half + i) * scale;
     if (norm) low *= Load(norm + i), high *= Load(norm + half + i);
-    alignas(64) float first[LANES], second[LANES];
-    Store(first, low * Load(cos + i) + high * Load(sin + i));
-    Store(second, high * Load(cos + half + i) + low * Load(sin + half + i));
-    for (int lane = 0; lane < LANES; lane++) FromFloat(first[lane], x + i + lane), FromFloat(second[lane], x + half + i + lane);
+    Store(x + i, low * Load(cos + i) + high * Load(sin + i));
+    Store(x + half + i, high * Load(cos + half + i) + low * Load(sin + half + i));
   }
   for (; i < half; i++) {
     float low = ToFloat(x[i]) * scale, high = ToFloat(x[half + i]) * scale;

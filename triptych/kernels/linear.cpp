@@ -1,4 +1,4 @@
-// Linear layers over few rows of bfloat16, which read their blocked weights at the speed of the memory.
+// Linear layers over few rows, which read their weights, blocked or plain, at the speed of the memory.
 //
 // With them what stands beside a layer in a decode step: RMSNorm before it; SiLU of a half, or a sum, after it.
 #include <math.h>
@@ -19,13 +19,36 @@ namespace {
 
 struct Variant {
   void (*block)(const LinearCall &, const uint16_t *, int64_t, int);
+  void (*floats)(const LinearCall &, int);
   void (*norm)(const uint16_t *, const uint16_t *, float, int, uint16_t *);
   void (*gate)(const uint16_t *, int, uint16_t *);
 };
 
-Variant Choose(int limit, int block) {
-  int set = Widest(limit);
-  return {block == 32 ? PICK(set, LinearBlock<32>) : PICK(set, LinearBlock<64>), PICK(set, NormRow), PICK(set, GateRow)};
+Variant Choose(int set, int block) {
+  auto multiply = block == 1    ? PICK(set, PlainBlock)
+                  : block == 32 ? PICK(set, LinearBlock<32>)
+                                : PICK(set, LinearBlock<64>);
+  return {multiply, PICK(set, FloatBlock), PICK(set, NormRow), PICK(set, GateRow)};
+}
+
+// The set of instructions with tiles.
+constexpr int kTiles = 4;
+
+// Numbers of the rows as PackRows lays them out.
+size_t PackedSize(const LinearCall &call) {
+  return static_cast<size_t>(RowGroups(call.rows, kTileRows).count) * call.ins * kTileRows;
+}
+
+// Writes `to` [groups of rows][ins / 2][kTileRows][2], as tiles take the second factor; rows that are missing stay.
+void PackRows(const LinearCall &call, const uint16_t *x, int64_t x_row, uint16_t *to) {
+  RowGroups groups(call.rows, kTileRows);
+  for (int group = 0, first = 0; group < groups.count; group++) {
+    int rows = groups.Of(group, first);
+    for (int k = 0; k < call.ins; k += 2)
+      for (int row = 0; row < rows; row++)
+        memcpy(to + (static_cast<size_t>(group) * call.ins + k) * kTileRows + 2 * row, x + (first + row) * x_row + k, 4);
+    first += rows;
+  }
 }
 
 // The blocks of a call, which threads take one by one.
@@ -38,7 +61,8 @@ struct Blocks {
   std::atomic<int> next{0};
 
   void Work() {
-    for (int n = next.fetch_add(1); n < count; n = next.fetch_add(1)) variant.block(call, x, x_row, n);
+    for (int n = next.fetch_add(1); n < count; n = next.fetch_add(1))
+      call.bytes == 4 ? variant.floats(call, n) : variant.block(call, x, x_row, n);
   }
 };
 
@@ -48,25 +72,38 @@ struct Blocks {
 EXPORT int triptych_linear(const LinearCall *call) {
   const LinearCall &c = *call;
   if (c.rows < 1 || c.ins < 2 || c.ins % 2 || c.outs < 1 || c.threads < 1) return 2;
-  if ((c.block != 32 && c.block != 64) || c.outs % (c.gated ? 2 * c.block : c.block)) return 2;
+  int each = c.block == 1 ? kPlainOuts : c.block;
+  if (c.bytes != 2 && (c.bytes != 4 || c.block != 1 || c.norm || c.residual || c.gated)) return 2;
+  if ((each != 32 && each != 64) || c.outs % (c.gated ? 2 * each : each)) return 2;
   // A tile has 32 inputs; without them, the widest set that has none.
-  constexpr int kNoTiles = 3;
-  Variant variant = Choose(c.ins % 32 && c.instructions > kNoTiles ? kNoTiles : c.instructions, c.block);
-  uint16_t *normed = nullptr;
-  if (c.norm) {
-    normed = static_cast<uint16_t *>(malloc(static_cast<size_t>(c.rows) * c.ins * sizeof(uint16_t)));
-    if (!normed) return 1;
-    for (int row = 0; row < c.rows; row++)
-      variant.norm(c.x + row * c.x_row, c.norm, c.epsilon, c.ins, normed + static_cast<int64_t>(row) * c.ins);
+  int set = Widest(c.ins % 32 && c.instructions >= kTiles ? kTiles - 1 : c.instructions);
+  Variant variant = Choose(set, c.block);
+  bool packs = c.block == 1 && c.bytes == 2 && set == kTiles;
+  size_t numbers = c.norm ? static_cast<size_t>(c.rows) * c.ins : 0, packed = packs ? PackedSize(c) : 0;
+  uint16_t *copies = nullptr;
+  if (numbers + packed) {
+    copies = static_cast<uint16_t *>(malloc((numbers + packed) * sizeof(uint16_t)));
+    if (!copies) return 1;
   }
-  Blocks blocks = {c, variant, normed ? normed : c.x, normed ? c.ins : c.x_row, c.outs / c.block / (c.gated ? 2 : 1)};
+  const uint16_t *x = c.x;
+  int64_t x_row = c.x_row;
+  if (c.norm) {
+    for (int row = 0; row < c.rows; row++)
+      variant.norm(c.x + row * c.x_row, c.norm, c.epsilon, c.ins, copies + static_cast<int64_t>(row) * c.ins);
+    x = copies, x_row = c.ins;
+  }
+  if (packs) {
+    PackRows(c, x, x_row, copies + numbers);
+    x = copies + numbers;
+  }
+  Blocks blocks = {c, variant, x, x_row, c.outs / each / (c.gated ? 2 : 1)};
   auto work = [](void *data) { static_cast<Blocks *>(data)->Work(); };
   int threads = c.parallel ? (c.threads < blocks.count ? c.threads : blocks.count) : 1;
   if (threads > 1)
     c.parallel(work, &blocks, threads, 0);
   else
     work(&blocks);
-  free(normed);
+  free(copies);
   return 0;
 }
 
@@ -86,7 +123,7 @@ EXPORT int triptych_rows(const RowsCall *call) {
           call.norm ? variant.norm(x, call.norm, call.epsilon, call.width, out) : variant.gate(x, call.width, out);
         }
     }
-  } pieces = {*call, Choose(call->instructions, 64)};
+  } pieces = {*call, Choose(Widest(call->instructions), 64)};
   auto work = [](void *data) { static_cast<Pieces *>(data)->Work(); };
   if (call->parallel && call->threads > 1 && call->rows > kPieceRows)
     call->parallel(work, &pieces, call->threads, 0);

@@ -9,7 +9,7 @@ struct LinearCall {
   // [rows, ins] and [rows, outs], contiguous rows by strides in elements.
   const uint16_t *x;
   int64_t x_row;
-  // [outs / block][ins / 2][block][2], as oneDNN blocks bfloat16.
+  // [outs / block][ins / 2][block][2], as oneDNN blocks bfloat16; a block of 1 is a weight that nothing blocks.
   const uint16_t *weight;
   uint16_t *out;
   int64_t out_row;
@@ -21,8 +21,10 @@ struct LinearCall {
   const uint16_t *residual;
   int64_t residual_row;
   int32_t rows, ins, outs;
-  // Outputs of a block: 32, as for AMX, or 64.
+  // Outputs of a block: 32, as for AMX, or 64, or 1.
   int32_t block;
+  // 2: bfloat16; 4: float32 by a weight that nothing blocks, with a bias at most.
+  int32_t bytes;
   // The second half of the outputs are multiplied by SiLU of the first: `out` is [rows, outs / 2].
   int32_t gated;
   float epsilon;
@@ -47,7 +49,18 @@ struct RowsCall {
   void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
 };
 
-// Rows whose sums are in registers at once.
-constexpr int kSums = 6;
+// Rows whose sums are in registers at once, and rows of a tile.
+constexpr int kSums = 6, kTileRows = 16;
+// Outputs that a thread takes at once of a weight in blocks of 1.
+constexpr int kPlainOuts = 32;
+
+// Groups of nearly as many rows, at most `at_once` in each.
+struct RowGroups {
+  int rows, count;
+
+  RowGroups(int all, int at_once) : rows(all), count((all + at_once - 1) / at_once) {}
+  // Rows of a group behind `first` rows of those before it.
+  int Of(int group, int first) const { return (rows - first + count - group - 1) / (count - group); }
+};
 // Rows of a RowsCall that a thread takes at once.
 constexpr int kPieceRows = 8;

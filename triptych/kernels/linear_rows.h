@@ -62,9 +62,10 @@ INLINE void MultiplyRows(int rows, const uint16_t *x, int64_t x_row, const uint1
   }
 }
 
+#include "linear_plain.h"
+
 #ifdef AMX_TILES
-// Rows of a tile.
-constexpr int kAtOnce = 16;
+constexpr int kAtOnce = kTileRows;
 
 // Tile 0 and 1 are sums of `rows` rows by 16 outputs, 2 is 32 inputs of the rows, 3 and 4 of 16 outputs each.
 INLINE void SetTiles(int rows) {
@@ -104,25 +105,32 @@ INLINE void MultiplyTiles(const uint16_t *x, int64_t x_row, const uint16_t *bloc
 constexpr int kAtOnce = kSums;
 #endif
 
-// Outputs [B n, B n + B) of all rows of `x`, which is the call's or its normalised copy.
-template <int B>
-void LinearBlock(const LinearCall &call, const uint16_t *x, int64_t x_row, int n) {
+// Outputs [B n, B n + B) of all rows of `x`: the call's, or a copy of them, normalised; of a plain weight, whose
+// blocks are single outputs, and with tiles, its rows in pairs of inputs.
+template <int B, bool Plain>
+INLINE void MultiplyBlock(const LinearCall &call, const uint16_t *x, int64_t x_row, int n) {
   alignas(64) float sums[kAtOnce * B], gates[kAtOnce * B];
   size_t block = static_cast<size_t>(call.ins) * B;
-  int groups = (call.rows + kAtOnce - 1) / kAtOnce, first = 0;
-  for (int group = 0; group < groups; group++) {
-    int rows = (call.rows - first + groups - group - 1) / (groups - group);
+  RowGroups groups(call.rows, kAtOnce);
+  for (int group = 0, first = 0; group < groups.count; group++) {
+    int rows = groups.Of(group, first), at = n;
     const uint16_t *from = x + first * x_row;
-    int at = n;
     auto multiply = [&](int outputs, float *to) {
+      const uint16_t *weight = call.weight + block * outputs;
 #ifdef AMX_TILES
-      MultiplyTiles<B>(from, x_row, call.weight + block * outputs, call.ins, to);
+      if (Plain)
+        MultiplyPlainTiles(rows, x + group * static_cast<size_t>(call.ins) * kTileRows, weight, call.ins, to);
+      else
+        MultiplyTiles<B>(from, x_row, weight, call.ins, to);
 #else
-      MultiplyRows<B>(rows, from, x_row, call.weight + block * outputs, call.ins, to);
+      if (Plain)
+        MultiplyPlainRows<B>(rows, from, x_row, weight, call.ins, to);
+      else
+        MultiplyRows<B>(rows, from, x_row, weight, call.ins, to);
 #endif
     };
 #ifdef AMX_TILES
-    SetTiles(rows);
+    Plain ? SetPlainTiles(rows) : SetTiles(rows);
 #endif
     if (call.gated) {
       multiply(n, gates);
@@ -143,7 +151,7 @@ void LinearBlock(const LinearCall &call, const uint16_t *x, int64_t x_row, int n
         const uint16_t *added = call.residual + (first + row) * call.residual_row + n * B;
         for (int i = 0; i < B; i++) own[i] += ToFloat(added[i]);
       }
-      for (int i = 0; i < B; i++) FromFloat(own[i], out + i);
+      for (int i = 0; i < B; i += LANES) Store(out + i, Load(own + i));
     }
     first += rows;
   }
@@ -151,6 +159,15 @@ void LinearBlock(const LinearCall &call, const uint16_t *x, int64_t x_row, int n
   // What is left in tiles would be saved at each switch of threads.
   _tile_release();
 #endif
+}
+
+template <int B>
+void LinearBlock(const LinearCall &call, const uint16_t *x, int64_t x_row, int n) {
+  MultiplyBlock<B, false>(call, x, x_row, n);
+}
+
+void PlainBlock(const LinearCall &call, const uint16_t *x, int64_t x_row, int n) {
+  MultiplyBlock<kPlainOuts, true>(call, x, x_row, n);
 }
 
 // One row of `width` numbers, normalised.
@@ -164,16 +181,13 @@ void NormRow(const uint16_t *x, const uint16_t *norm, float epsilon, int width, 
   float squares = Sum(sum);
   for (; i < width; i++) squares += ToFloat(x[i]) * ToFloat(x[i]);
   float scale = 1.0f / sqrtf(squares / width + epsilon);
-  for (i = 0; i < width; i++) FromFloat(ToFloat(x[i]) * scale * ToFloat(norm[i]), to + i);
+  for (i = 0; i + LANES <= width; i += LANES) Store(to + i, Load(x + i) * scale * Load(norm + i));
+  for (; i < width; i++) FromFloat(ToFloat(x[i]) * scale * ToFloat(norm[i]), to + i);
 }
 
 // SiLU of the first `width` numbers of a row times the second.
 void GateRow(const uint16_t *x, int width, uint16_t *to) {
   int i = 0;
-  for (; i + LANES <= width; i += LANES) {
-    alignas(64) float product[LANES];
-    Store(product, Silu(Load(x + i)) * Load(x + width + i));
-    for (int lane = 0; lane < LANES; lane++) FromFloat(product[lane], to + i + lane);
-  }
+  for (; i + LANES <= width; i += LANES) Store(to + i, Silu(Load(x + i)) * Load(x + width + i));
   for (; i < width; i++) FromFloat(Silu(Splat(ToFloat(x[i])))[0] * ToFloat(x[width + i]), to + i);
 }

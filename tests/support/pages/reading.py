@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 #: Pages that a script makes as a whole.
-MADE = frozenset({"docs/cli.md", "deploy/helm/triptych/README.md"})
+MADE = frozenset({"docs/cli.md", "docs/promises.md", "deploy/helm/triptych/README.md"})
 #: `openssl` marks commands for a test, not text of a script.
 _BLOCK = re.compile(r"<!-- (?!openssl)[\w-]+(: begin)? -->\n.*?\n<!-- (/[\w-]+|[\w-]+: end) -->", re.DOTALL)
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)

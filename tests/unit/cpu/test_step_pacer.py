@@ -8,7 +8,7 @@ import time
 import pytest
 
 from triptych.base.cpu import step_pacer as module
-from triptych.base.cpu.step_pacer import CorePage, SharedCores, StepPacer, step_pacer
+from triptych.base.cpu.step_pacer import CorePage, FollowsRows, SharedCores, StepPacer, step_pacer
 from triptych.base.cpu.threads import OwnCore
 from triptych.base.machine.resources import usable_cpus
 
@@ -114,18 +114,64 @@ class _Core(OwnCore):
 def test_a_decoder_keeps_to_its_core_until_a_tower_computes(path):
     core = _Core()
     decoder = SharedCores(CorePage(path, 0, 1), core=core)
-    decoder.wait()
+    decoder.plan(1)
     tower = step_pacer(path, 1, 1)
     with tower:
-        decoder.wait()
+        decoder.plan(1)
     tower.rest()
-    decoder.wait()
+    decoder.plan(512)
     decoder.close()
     assert core.calls == ["pin", "unpin", "pin", "release"]
 
 
-@pytest.mark.parametrize(("threads", "own_core", "claims"), [(1, True, 1), (1, False, 0), (2, True, 0)])
-def test_a_worker_of_one_thread_that_may_claims_a_core(path, monkeypatch, threads, own_core, claims):
+def test_a_narrow_decoder_leaves_its_core_for_steps_of_many_rows_and_takes_all_cores(path, monkeypatch):
+    monkeypatch.setattr(module, "usable_cpus", lambda: 4)
+    core, given = _Core(), list[int]()
+    decoder = SharedCores(CorePage(path, 0, 1, maximum=4), core=core, set_threads=given.append, many=64)
+    tower = step_pacer(path, 1, 2)
+    for rows in (63, 64, 1):
+        decoder.plan(rows)
+        with decoder:
+            pass
+    assert (core.calls, given) == (["pin", "unpin", "pin"], [1, 4, 1])
+    with tower:
+        # What towers leave, and no core of its own.
+        for rows in (64, 63):
+            decoder.plan(rows)
+            with decoder:
+                pass
+    assert (core.calls[3:], given[3:]) == (["unpin", "unpin"], [2, 1])
+
+
+def test_a_step_of_few_rows_shows_others_one_thread_however_many_the_worker_has_at_least(path, monkeypatch):
+    monkeypatch.setattr(module, "usable_cpus", lambda: 4)
+    decoder = SharedCores(CorePage(path, 0, 3, maximum=4), many=64)
+    for rows, threads in ((63, 1), (64, 4)):
+        decoder.plan(rows)
+        with decoder:
+            assert CorePage(path, 1, 1)._others()[0] == threads
+
+
+def test_without_a_page_a_narrow_decoders_threads_follow_the_rows_too() -> None:
+    given: list[int] = []
+    pacer = FollowsRows(2, 64, given.append)
+    for rows in (450, 64, 16, 63, 1, 512):
+        pacer.plan(rows)
+    assert given == [2, 1, 2], "set when they change, not in every step"
+
+
+@pytest.mark.parametrize(("maximum", "many", "follows"), [(2, 64, True), (1, 64, False), (2, 0, False)])
+def test_without_a_page_only_a_narrow_decoder_of_several_cores_changes_its_threads(maximum, many, follows):
+    assert isinstance(step_pacer("", 0, 1, maximum=maximum, many=many), FollowsRows) == follows
+
+
+@pytest.mark.parametrize(
+    ("threads", "own_core", "many", "claims"),
+    [(1, True, 0, 1), (1, False, 0, 0), (2, True, 0, 0), (2, True, 64, 1), (2, False, 64, 0)],
+)
+def test_a_worker_with_steps_of_one_thread_that_may_claims_a_core(
+    path, monkeypatch, threads, own_core, many, claims
+):
     claimed: list[_Core] = []
 
     def claim() -> _Core:
@@ -135,5 +181,5 @@ def test_a_worker_of_one_thread_that_may_claims_a_core(path, monkeypatch, thread
 
     monkeypatch.setattr(module, "may_claim_cores", lambda: True)
     monkeypatch.setattr(module, "claim_core", claim)
-    step_pacer(path, 0, threads, own_core=own_core).close()
+    step_pacer(path, 0, 1, maximum=threads, own_core=own_core, many=many).close()
     assert len(claimed) == claims

@@ -19,6 +19,7 @@ from triptych.base.cpu.threads import (
     decoder_threads,
     in_short_lived_thread,
     library_environment,
+    many_rows,
     media_threads,
     threads_beside,
     threads_of_rank,
@@ -103,6 +104,18 @@ def test_a_worker_takes_the_cores_that_others_leave_within_its_bounds(
     others, minimum, maximum, cores, threads
 ):
     assert threads_beside(others, minimum, maximum, cores) == threads
+
+
+@pytest.mark.usefixtures("pod_of_four")
+@pytest.mark.parametrize(
+    ("threads", "hidden_size", "few", "many"),
+    [(0, 256, 1, 64), (0, 1023, 1, 64), (0, 1024, 4, 0), (3, 256, 3, 0)],
+)
+def test_a_narrow_decoder_takes_more_threads_from_so_many_rows_on_unless_they_are_given(
+    threads, hidden_size, few, many
+):
+    assert decoder_threads(threads, hidden_size) == few
+    assert many_rows(threads, hidden_size) == many
 
 
 def test_torch_gets_both_thread_counts_and_may_get_them_twice():

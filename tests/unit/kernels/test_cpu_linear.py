@@ -1,4 +1,9 @@
-"""The CPU's linear layers and heads."""
+"""The CPU's linear layers and heads.
+
+`ONEDNN_MAX_CPU_ISA=AVX2` before pytest, or AVX512_CORE, AVX512_CORE_VNNI, AVX512_CORE_BF16, AVX512_CORE_AMX,
+runs tests as on an older chip, on which oneDNN lays weights out otherwise: after a change of the kernels or
+of prepacking, tests/unit/kernels, tests/unit/models and tests/integration/pd_worker/engine at each of them.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +32,12 @@ def draw(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> tor
 
 
 def blocked(weight: torch.Tensor, block: int) -> torch.Tensor:
-    """The weight as oneDNN lays it out on a chip with AMX, `block` 32, or with AVX-512 alone, 64."""
+    """The weight as oneDNN lays it out on a chip with AMX, `block` 32, or with AVX-512, 64; as it is, 1."""
     outs, ins = weight.shape
     return weight.view(outs // block, block, ins // 2, 2).transpose(1, 2).contiguous()
 
 
-@pytest.fixture(params=(32, 64), ids=lambda block: f"blocks of {block}")
+@pytest.fixture(params=(1, 32, 64), ids=lambda block: f"blocks of {block}")
 def block(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
@@ -57,6 +62,39 @@ def test_every_instruction_set_gives_the_product(rows, sizes, block, instruction
     packed = blocked(weight, block)
     found = kernel.multiply(x, packed.data_ptr(), outs, block, bias=bias, instructions=instructions)
     check(found, functional.linear(x.float(), weight.float(), bias.float()))
+
+
+@pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 13, 32])
+@pytest.mark.parametrize("sizes", [(32, 2), (64, 34), (96, 520), (64, 544)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_every_instruction_set_gives_the_product_of_a_plain_weight_of_float32(
+    biased, sizes, rows, instructions
+):
+    outs, ins = sizes
+    x, weight = among_nan(draw(rows, ins, dtype=torch.float32)), draw(outs, ins, dtype=torch.float32, seed=1)
+    bias = draw(outs, dtype=torch.float32, seed=2) if biased else None
+    found = kernel.multiply(x, weight.data_ptr(), outs, kernel.PLAIN, bias=bias, instructions=instructions)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, functional.linear(x, weight, bias), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("more", ["norm", "residual", "gated", "block"])
+def test_of_float32_the_kernel_takes_a_plain_weight_with_a_bias_alone(more: str) -> None:
+    x, weight = draw(2, 64, dtype=torch.float32), draw(64, 64, dtype=torch.float32)
+    options: dict[str, object] = {
+        "norm": {"norm": draw(64, dtype=torch.float32)},
+        "residual": {"residual": draw(2, 64, dtype=torch.float32)},
+        "gated": {"gated": True},
+    }.get(more, {})
+    with pytest.raises(ValueError, match="linear"):
+        kernel.multiply(x, weight.data_ptr(), 64, 32 if more == "block" else kernel.PLAIN, **options)
+
+
+@pytest.mark.parametrize("outs", [16, 48])
+def test_the_kernel_refuses_a_plain_weight_of_a_number_of_outputs_that_it_cannot_take(outs: int) -> None:
+    with pytest.raises(ValueError, match="linear"):
+        kernel.multiply(draw(2, 64), draw(outs, 64).data_ptr(), outs, kernel.PLAIN)
 
 
 @pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
@@ -197,6 +235,7 @@ def packed_by_hand(plain: nn.Linear, block: int, monkeypatch: pytest.MonkeyPatch
 
 
 @needs_blocked_bfloat16
+@pytest.mark.parametrize("block", kernel.BLOCKS, indirect=True)
 def test_the_kernel_reads_every_layout_of_every_chip(block, monkeypatch):
     plain, calls = layer(), []
     packed = packed_by_hand(plain, block, monkeypatch)
@@ -257,6 +296,7 @@ def test_the_layout_of_each_level_of_onednn_is_known_where_it_blocks_pairs_of_in
 
 
 @needs_blocked_bfloat16
+@pytest.mark.parametrize("block", kernel.BLOCKS, indirect=True)
 @pytest.mark.parametrize("chosen", [(), (1, 4), prepack.ROWS])
 def test_the_kernel_multiplies_the_rows_that_were_chosen_and_the_rest_is_alike(chosen, block, monkeypatch):
     plain, calls = layer(), []

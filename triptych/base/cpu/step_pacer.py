@@ -9,6 +9,8 @@ Threads follow the load: before each layer a worker counts those of the others t
 cores that they leave (`threads_beside`). A tower alone computes on all cores, a decoder beside towers on half
 of its own: a thread that shares its core keeps all threads of its layer waiting.
 
+A narrow decoder computes steps of few rows on one thread, in either mode, and steps with prompts on more.
+
 While no other worker computes, a PD worker that computes on one thread keeps all its threads on one core
 (`OwnCore`): they take turns by the interpreter's lock, and elsewhere each would first have to wake up.
 """
@@ -40,7 +42,7 @@ class CorePage:
     """One worker's view of the page, a byte for each worker. ConfigError for a file that cannot be used."""
 
     def __init__(self, path: str, slot: int, threads: int, maximum: int = 0) -> None:
-        """The worker computes on `threads`, or on up to `most` where other workers leave cores."""
+        """The worker computes on `threads`, or on up to `maximum` where other workers leave cores."""
         if not 0 <= slot < SLOTS:
             raise ConfigError(f"--core-slot {slot}: give a number from 0 to {SLOTS - 1}")
         self._slot = slot
@@ -53,9 +55,11 @@ class CorePage:
         # What a worker that was killed in a step has left.
         self._page[slot] = 0
 
-    def begin(self) -> int:
-        """How many threads suit this moment; other workers see them compute until `end`."""
-        threads = threads_beside(sum(self._others()), self._minimum, self._maximum, self._cores)
+    def begin(self, most: int | None = None) -> int:
+        """How many threads suit this moment, up to `most`; other workers see them compute until `end`."""
+        maximum = self._maximum if most is None else min(most, self._maximum)
+        minimum = min(self._minimum, maximum)
+        threads = threads_beside(sum(self._others()), minimum, maximum, self._cores)
         self._page[self._slot] = min(threads, 255)
         return threads
 
@@ -104,6 +108,9 @@ class StepPacer:
     def rest(self) -> None:
         """The engine has nothing to compute until something comes in."""
 
+    def plan(self, rows: int) -> None:
+        """The next step has so many rows, of prompts and of decodes."""
+
     def choose_threads(self) -> None:
         """Before a layer, in the thread that computes it: how many threads it has."""
 
@@ -119,6 +126,22 @@ class StepPacer:
         """Gives back what the pacer holds. Idempotent."""
 
 
+class FollowsRows(StepPacer):
+    """The pacer of a narrow decoder in mode `free`: one thread for steps of less than `many` rows."""
+
+    def __init__(
+        self, threads: int, many: int, set_threads: Callable[[int], None] = use_threads_here
+    ) -> None:
+        self._most, self._many, self._set_threads = threads, many, set_threads
+        self._threads = 0
+
+    def plan(self, rows: int) -> None:
+        threads = self._most if rows >= self._many else 1
+        if threads != self._threads:
+            self._set_threads(threads)
+            self._threads = threads
+
+
 class SharedCores(StepPacer):
     """The pacer of mode `pace`: steps begin `interval` seconds apart while cores are short."""
 
@@ -128,13 +151,17 @@ class SharedCores(StepPacer):
         interval: float = 0.0,
         core: OwnCore | None = None,
         set_threads: Callable[[int], None] | None = None,
+        many: int = 0,
     ) -> None:
-        """`core` has the process's threads from a `wait` that finds no other worker computing until one
-        that does: a tower that comes to this core would take half of it.
+        """`core` has the process's threads from a step of one thread that finds no other worker computing
+        until one that does: a tower that comes to this core would take half of it.
 
-        `set_threads` gives the calling thread so many; None: the number stays.
+        `set_threads` gives the calling thread so many; None: the number stays. Steps of less than `many` rows
+        have one.
         """
         self._page = page
+        self._many = many
+        self._most: int | None = None
         self._interval = interval
         self._core = core
         self._set_threads = set_threads
@@ -149,18 +176,21 @@ class SharedCores(StepPacer):
             time.sleep(_LOOK_SECONDS)
             now = time.monotonic()
         self._begun = now
-        if self._core is None:
-            return
-        if self._page.alone:
-            self._core.pin()
-        else:
-            self._core.unpin()
 
     def rest(self) -> None:
         self._page.end()
 
+    def plan(self, rows: int) -> None:
+        self._most = 1 if rows < self._many else None
+        if self._core is None:
+            return
+        if self._page.alone and (self._most == 1 or not self._many):
+            self._core.pin()
+        else:
+            self._core.unpin()
+
     def choose_threads(self) -> None:
-        threads = self._page.begin()
+        threads = self._page.begin(self._most)
         if self._set_threads is not None and threads != self._threads:
             self._set_threads(threads)
             self._threads = threads
@@ -180,18 +210,25 @@ class SharedCores(StepPacer):
 
 
 def step_pacer(
-    page: str, slot: int, threads: int, *, maximum: int = 0, interval: float = 0.0, own_core: bool = False
+    page: str,
+    slot: int,
+    threads: int,
+    *,
+    maximum: int = 0,
+    interval: float = 0.0,
+    own_core: bool = False,
+    many: int = 0,
 ) -> StepPacer:
     """The pacer of a worker that computes on `threads`: by --core-page and --core-slot, or `free` without.
 
-    Where other workers leave cores it computes on up to `most`. `own_core` is for a worker of one thread:
-    more would have to share the core.
+    Where other workers leave cores it computes on up to `maximum`, but steps of less than `many` rows on one
+    thread. `own_core` is for a worker of one thread, in those steps: more would have to share the core.
     """
     if not page:
-        return StepPacer()
-    core = _own_core() if own_core and max(threads, maximum) == 1 else None
+        return FollowsRows(maximum, many) if many and maximum > 1 else StepPacer()
+    core = _own_core() if own_core and (many or max(threads, maximum) == 1) else None
     set_threads = use_threads_here if maximum > threads else None
-    return SharedCores(CorePage(page, slot, threads, maximum), interval, core, set_threads)
+    return SharedCores(CorePage(page, slot, threads, maximum), interval, core, set_threads, many)
 
 
 def _own_core() -> OwnCore | None:

@@ -105,8 +105,9 @@ def claim_core() -> OwnCore | None:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Decoders narrower than this lose more in the barriers between threads than they win by them.
-_WIDE = 1024
+#: Decoders narrower than this lose more in the barriers between threads than they win by them, in steps of
+#: fewer rows than that (docs/performance.md).
+_WIDE, _MANY_ROWS = 1024, 64
 
 
 def library_environment() -> None:
@@ -142,8 +143,16 @@ def media_threads(threads: int) -> int:
 
 
 def decoder_threads(threads: int, hidden_size: int) -> int:
-    """Torch threads of a decoder of this width: --threads, or chosen."""
+    """Torch threads of a decode step of a decoder of this width: --threads, or chosen."""
     return threads or (1 if hidden_size < _WIDE else threads_of_one_worker())
+
+
+def many_rows(threads: int, hidden_size: int) -> int:
+    """Rows from which on a step of this decoder takes more threads than `decoder_threads`: all of its cores.
+
+    0 where none does: --threads, or a decoder that always takes them.
+    """
+    return 0 if threads or hidden_size >= _WIDE else _MANY_ROWS
 
 
 def threads_beside(others: int, minimum: int, maximum: int, cores: int) -> int:

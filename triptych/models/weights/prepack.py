@@ -19,7 +19,7 @@ from transformers.activations import GELUActivation, GELUTanh
 
 from triptych.base.machine.pages import use_huge_pages
 from triptych.base.progress import each
-from triptych.kernels.cpu_linear import BLOCKS, gate, multiply, normalise
+from triptych.kernels.cpu_linear import BLOCKS, PLAIN, PLAIN_OUTS, gate, multiply, normalise
 from triptych.kernels.library import kernel_library
 
 #: Those of torch's compiler for CPUs: the only ones that take a dense input and a blocked weight.
@@ -39,25 +39,33 @@ ROWS = (1, 2, 4, 8, 16, 32)
 class PrepackedLinear(nn.Module):
     """A linear layer in place of an `nn.Linear`, with `weight` in oneDNN's layout; its `to_dense()` is W.
 
-    Few rows of bfloat16 are multiplied by our own kernel, where that knows the layout: all of ROWS, until
-    `choose` says which.
+    Few rows are multiplied by our own kernel, where that knows the layout, which it does of bfloat16: all of
+    ROWS, until `choose` says which.
     """
 
     def __init__(self, original: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = original.in_features, original.out_features
-        blocked = torch.ops.mkldnn._reorder_linear_weight(original.weight.detach())
-        self.weight = nn.Parameter(blocked, requires_grad=False)
         self.bias = original.bias
         self._attr, self._algorithm = "none", ""
-        count = torch.ops.mkldnn._nbytes(blocked)
-        self._address = torch.ops.mkldnn.data_ptr(blocked)
-        use_huge_pages(self._address, count)
+        plain = original.weight.detach()
+        self._take(original.weight)
         has_kernels = kernel_library() is not None
         #: Outputs of a block of the weight as our kernel reads it; 0 where it does not.
-        self.block = known_block(original.weight.detach(), blocked) if has_kernels else 0
-        self._fuses = has_kernels and original.weight.dtype == torch.bfloat16
+        self.block = self._block(plain) if has_kernels else 0
+        self._dtype = plain.dtype
+        self._fuses = has_kernels and plain.dtype == torch.bfloat16
         self.choose(ROWS)
+
+    def _take(self, weight: nn.Parameter) -> None:
+        """Sets `weight`, and the address of its memory."""
+        blocked = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+        self.weight = nn.Parameter(blocked, requires_grad=False)
+        self._address = torch.ops.mkldnn.data_ptr(blocked)
+        use_huge_pages(self._address, torch.ops.mkldnn._nbytes(blocked))
+
+    def _block(self, plain: torch.Tensor) -> int:
+        return known_block(plain, self.weight.detach())
 
     def choose(self, rows: Collection[int]) -> None:
         """From now on our kernel multiplies these of ROWS, if it reads the weight, and oneDNN all others."""
@@ -66,9 +74,12 @@ class PrepackedLinear(nn.Module):
         self._by_kernel = [False] + [high in self.chosen for low, high in steps for _ in range(high - low)]
 
     def fuses(self, x: torch.Tensor) -> bool:
-        """Whether `multiply` takes these rows."""
-        taken = self._fuses and self._attr == "none" and x.dtype == torch.bfloat16
-        return taken and x.dim() == 2 and len(x) > 0 and x.stride(1) == 1
+        """Whether `multiply` takes these rows, with what stands beside the product."""
+        return self._fuses and self._suit(x)
+
+    def _suit(self, x: torch.Tensor) -> bool:
+        alike = self._attr == "none" and x.dtype == self._dtype
+        return alike and x.dim() == 2 and len(x) > 0 and x.stride(1) == 1
 
     def multiply(
         self,
@@ -116,7 +127,32 @@ class PrepackedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features], in x's dtype."""
-        return self.multiply(x) if self.fuses(x) and self._kernel_takes(x) else self._multiply(x)
+        return self.multiply(x) if self._suit(x) and self._kernel_takes(x) else self._multiply(x)
+
+
+class TiedLinear(PrepackedLinear):
+    """A linear layer whose weight is another module's too, such as a head that is the token embedding.
+
+    A second copy would cost its memory: our kernel reads the weight as it lies, torch multiplies other rows.
+    """
+
+    def _take(self, weight: nn.Parameter) -> None:
+        self.weight = weight
+        self._address = weight.data_ptr()
+        use_huge_pages(self._address, weight.nbytes)
+
+    def _block(self, plain: torch.Tensor) -> int:
+        return PLAIN
+
+    def _multiply(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self.weight, self.bias)
+
+    @staticmethod
+    def takes(layer: nn.Linear) -> bool:
+        """Whether our kernel multiplies this layer's weight as it lies."""
+        weight = layer.weight
+        whole = weight.shape[0] % PLAIN_OUTS == 0 and weight.shape[1] % 2 == 0
+        return whole and weight.is_contiguous() and kernel_library() is not None
 
 
 def known_block(weight: torch.Tensor, blocked: torch.Tensor) -> int:
@@ -153,8 +189,8 @@ def prepack(module: nn.Module, *, many_rows: bool = False) -> None:
     """Puts a `PrepackedLinear` in the place of every linear layer that `can_prepack` and that is worth it.
     `many_rows`: as an encoder has them, not a decode step.
 
-    A weight that is something else too, as a head that is the token embedding, stays plain: a second copy
-    would cost its memory.
+    A weight that is something else too, as a head that is the token embedding, stays as it lies: a second
+    copy would cost its memory. A `TiedLinear` takes it where it can.
     """
     holders = Counter(
         id(parameter) for part in module.modules() for parameter in part.parameters(recurse=False)
@@ -166,7 +202,7 @@ def prepack(module: nn.Module, *, many_rows: bool = False) -> None:
         for parent in module.modules()
         for name, child in parent._modules.items()
         if type(child) is nn.Linear
-        and holders[id(child.weight)] == 1
+        and (holders[id(child.weight)] == 1 or (not many_rows and TiedLinear.takes(child)))
         and can_prepack(child.weight.device, child.weight.dtype)
         and child.weight.numel() >= _minimum(child.weight, many_rows)
     ]
@@ -177,7 +213,8 @@ def prepack(module: nn.Module, *, many_rows: bool = False) -> None:
         assert isinstance(child, nn.Linear)
         # A layer that two modules hold stays one.
         if id(child) not in made:
-            made[id(child)] = PrepackedLinear(child)
+            kind = PrepackedLinear if holders[id(child.weight)] == 1 else TiedLinear
+            made[id(child)] = kind(child)
         setattr(parent, name, made[id(child)])
 
 

@@ -98,8 +98,9 @@ def _times(layers: Sequence[PrepackedLinear], rows: int) -> tuple[float, float]:
     Other work on the cores lengthens some calls, and seldom all three of a layer.
     """
     first = layers[0]
-    some = layers[: max(1, _BYTES // (2 * first.in_features * first.out_features))]
-    x = torch.ones(rows, first.in_features, dtype=torch.bfloat16)
+    each = first.in_features * first.out_features * first.weight.dtype.itemsize
+    some = layers[: max(1, _BYTES // each)]
+    x = torch.ones(rows, first.in_features, dtype=first.weight.dtype)
     best = {kernel: [math.inf] * len(some) for kernel in ((rows,), ())}
     for kernel in (*best,) * _TIMES:
         for at, layer in enumerate(some):
@@ -111,7 +112,8 @@ def _times(layers: Sequence[PrepackedLinear], rows: int) -> tuple[float, float]:
 
 
 def _shape(layer: PrepackedLinear) -> str:
-    return f"{layer.out_features}x{layer.in_features} in {layer.block}"
+    kind = str(layer.weight.dtype).removeprefix("torch.")
+    return f"{layer.out_features}x{layer.in_features} of {kind} in {layer.block}"
 
 
 def _digest(shapes: Mapping[str, object]) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
 from support.engine.engine_requests import CountingText
-from triptych.base.cpu.step_pacer import StepPacer
+from triptych.base.cpu.step_pacer import FollowsRows, StepPacer
 from triptych.base.cpu.threads import use_threads_here
 from triptych.base.engine_beat import BusyClock
 from triptych.base.errors import InternalError, InvalidRequest, Unavailable
@@ -341,3 +341,28 @@ def test_the_answer_is_the_same_while_the_number_of_threads_changes_and_then_the
     finally:
         torch.set_num_threads(1)
     assert pacer.layers > 16
+
+
+class _Rows(FollowsRows):
+    """Two threads from 8 rows on, however many cores there are; notes what each step had."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 8)
+        self.steps: list[tuple[int, int]] = []
+
+    def plan(self, rows: int) -> None:
+        super().plan(rows)
+        self.steps.append((rows, torch.get_num_threads()))
+
+
+def test_prompts_on_two_threads_and_decodes_on_one_give_what_generate_gives() -> None:
+    pacer, checkpoint = _Rows(), Checkpoint.open("qwen3_vl")
+    try:
+        with engine_cell(checkpoint, pacer=pacer) as cell:
+            prompts = [ONE, TWO, TEXT]
+            wanted = [reference(checkpoint.path, prompt, 8).token_ids for prompt in prompts]
+            assert cell.answer(prompts, 8) == wanted
+    finally:
+        torch.set_num_threads(1)
+    assert {threads for rows, threads in pacer.steps if rows < 8} == {1}
+    assert {threads for rows, threads in pacer.steps if rows >= 8} == {2}

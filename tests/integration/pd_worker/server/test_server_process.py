@@ -40,6 +40,8 @@ async def test_a_worker_registers_serves_drains_and_withdraws(store: EmbeddingSt
             log.append(line.decode())
             if "ready: pd" in log[-1]:
                 break
+        # A decoder of this width.
+        assert any("steps of less than 64 rows take one thread" in line for line in log)
         registry = Registry(store)
         async with asyncio.timeout(10):
             while not (workers := await registry.workers()):

@@ -11,9 +11,18 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from support.data.checkpoints import build_checkpoint
+from triptych.kernels.library import kernel_library
 from triptych.models.registry import load_decoder, load_encoder
+from triptych.models.weights import prepack as module
 from triptych.models.weights.loading import parameter_bytes
-from triptych.models.weights.prepack import PrepackedLinear, can_prepack, fuse_gelu, prepack
+from triptych.models.weights.prepack import (
+    ROWS,
+    PrepackedLinear,
+    TiedLinear,
+    can_prepack,
+    fuse_gelu,
+    prepack,
+)
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 
 CPU = torch.device("cpu")
@@ -46,21 +55,70 @@ def test_rows_that_do_not_lie_together_are_multiplied_all_the_same(dtype: torch.
             )
 
 
-def test_a_layer_that_two_modules_hold_stays_one_and_a_tied_head_stays_plain() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.head = nn.Embedding(768, 768), nn.Linear(768, 768, bias=False)
-            self.head.weight = self.embed.weight
-            self.first = nn.Linear(768, 768)
-            self.second = nn.ModuleList([self.first])
+class Tied(nn.Module):
+    def __init__(self, words: int = 768, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.embed, self.head = (
+            nn.Embedding(words, 768, dtype=dtype),
+            nn.Linear(768, words, False, dtype=dtype),
+        )
+        self.head.weight = self.embed.weight
+        self.first = nn.Linear(768, 768, dtype=dtype)
+        self.second = nn.ModuleList([self.first])
+        self.requires_grad_(False)
 
-    model = Model().requires_grad_(False)
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_layer_that_two_modules_hold_stays_one_and_a_tied_head_has_no_second_weight(dtype) -> None:
+    model = Tied(dtype=dtype)
     before = parameter_bytes(model)
     prepack(model)
-    assert type(model.head) is nn.Linear and model.head.weight is model.embed.weight
+    assert model.head.weight is model.embed.weight and model.embed.weight.layout is torch.strided
     assert isinstance(model.first, PrepackedLinear) and model.second[0] is model.first
     assert parameter_bytes(model) == before
+
+
+has_kernels = pytest.mark.skipif(kernel_library() is None, reason="no compiled kernels")
+
+
+@has_kernels
+@pytest.mark.parametrize("rows", [0, 1, 7, 16, 32, 33])
+@pytest.mark.parametrize("chosen", [ROWS, (), (4, 32)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_tied_head_gives_the_product_by_our_kernel_and_the_embedding_its_rows(
+    dtype, rows, chosen, monkeypatch
+):
+    torch.manual_seed(0)
+    model, x, calls = Tied(dtype=dtype), torch.randn(rows, 768).to(dtype), list[int]()
+    ids = torch.arange(768)
+    inner = module.multiply
+    monkeypatch.setattr(module, "multiply", lambda *args, **named: calls.append(1) or inner(*args, **named))
+    with torch.inference_mode():
+        wanted, embedded = model.head(x), model.embed(ids)
+        prepack(model)
+        assert isinstance(model.head, TiedLinear) and model.head.block == 1
+        model.head.choose(chosen)
+        torch.testing.assert_close(model.head(x), wanted, atol=ERRORS[dtype], rtol=ERRORS[dtype])
+        assert torch.equal(model.embed(ids), embedded)
+    above = min((count for count in ROWS if count >= rows), default=0) if rows else 0
+    assert len(calls) == (above in chosen)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_tied_head_of_a_number_of_words_that_our_kernel_does_not_take_stays_plain(dtype) -> None:
+    model = Tied(770, dtype)
+    prepack(model)
+    assert type(model.head) is nn.Linear and model.head.weight is model.embed.weight
+
+
+@has_kernels
+@pytest.mark.skipif(not can_prepack(CPU, torch.bfloat16), reason="no bfloat16")
+def test_a_tied_weight_of_many_rows_stays_plain_and_one_that_is_not_contiguous_too() -> None:
+    many, across = Tied(dtype=torch.bfloat16), Tied(dtype=torch.bfloat16)
+    across.head.weight = across.embed.weight = nn.Parameter(across.embed.weight.T, requires_grad=False)
+    prepack(many, many_rows=True)
+    prepack(across)
+    assert type(many.head) is type(across.head) is nn.Linear
 
 
 @pytest.mark.parametrize(
