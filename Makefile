@@ -12,6 +12,8 @@ PIP_TORCH_ARGS ?=
 PIP_GPU_ARGS ?=
 # Which images `make images` builds; how is by the variables that deploy/docker/build.sh names.
 IMAGES ?= proxy worker-cpu
+# A container's wish not to write bytecode would have every process of every test compile the product again.
+unexport PYTHONDONTWRITEBYTECODE
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PACKAGES := $(VENV)/.packages

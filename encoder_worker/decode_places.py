@@ -6,8 +6,7 @@ import enum
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-#: Tenants whose seconds are remembered, and at times as many more.
-_REMEMBERED = 256
+from triptych.base.least_service import LeastService
 
 
 class DecodePlace(enum.Enum):
@@ -21,11 +20,13 @@ class DecodePlace(enum.Enum):
     INDEX = "index"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Running:
     tenant: str
     place: DecodePlace
     since: float
+    #: Up to when its seconds are charged to its tenant.
+    charged: float
 
 
 class DecodePlaces:
@@ -35,15 +36,13 @@ class DecodePlaces:
     have `threads`, the next one half of what is left, and so on: all cores are one tenant's while it is
     alone, and whoever comes finds a place.
 
-    The tenant with the least seconds is next, those of decodes under way included. One that comes, or comes
-    again, begins at the level of the last one that was served: time without decodes saves nothing up.
+    The tenant with the least seconds is next, those of decodes under way included.
     """
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._running: dict[Hashable, _Running] = {}
-        self._seconds: dict[str, float] = {}
-        self._level = 0.0
+        self._service = LeastService()
 
     def __len__(self) -> int:
         return len(self._running)
@@ -77,31 +76,27 @@ class DecodePlaces:
 
     def seconds(self, tenant: str, now: float) -> float:
         """What the tenant has had: the one with the least is next."""
-        running = [each.since for each in self._running.values() if each.tenant == tenant]
-        had = self._seconds.get(tenant, 0.0)
-        return (had if running else max(had, self._level)) + sum(now - since for since in running)
+        for each in self._running.values():
+            self._charge(each, now)
+        return self._service.of(tenant)
 
     def begin(self, decode: Hashable, tenant: str, place: DecodePlace, now: float) -> None:
         """A decode has a place from now until `end`."""
-        level = self.seconds(tenant, now)
+        self.seconds(tenant, now)
         if not any(each.tenant == tenant for each in self._running.values()):
-            self._seconds[tenant] = level
-        self._level = max(self._level, level)
-        self._running[decode] = _Running(tenant, place, now)
+            self._service.enter(tenant)
+        self._service.begin(tenant)
+        self._running[decode] = _Running(tenant, place, now, now)
 
     def end(self, decode: Hashable, now: float) -> float:
         """The place is free, and its seconds are charged to its tenant. Returns them; idempotent."""
         running = self._running.pop(decode, None)
         if running is None:
             return 0.0
-        seconds = max(0.0, now - running.since)
-        self._seconds[running.tenant] = self._seconds.get(running.tenant, 0.0) + seconds
-        if len(self._seconds) > 2 * _REMEMBERED:
-            self._forget()
-        return seconds
+        self._charge(running, now)
+        return running.charged - running.since
 
-    def _forget(self) -> None:
-        """Keeps the tenants that are above the level most, and those with a decode under way."""
-        active = {each.tenant for each in self._running.values()}
-        most = sorted(self._seconds, key=lambda tenant: (tenant in active, self._seconds[tenant]))
-        self._seconds = {tenant: self._seconds[tenant] for tenant in most[-max(_REMEMBERED, len(active)) :]}
+    def _charge(self, running: _Running, now: float) -> None:
+        if now > running.charged:
+            self._service.charge(running.tenant, now - running.charged)
+            running.charged = now

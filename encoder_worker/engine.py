@@ -17,15 +17,18 @@ import torch
 from triptych.base.cpu.step_pacer import StepPacer
 from triptych.base.cpu.threads import in_short_lived_thread
 from triptych.base.engine_beat import EngineBeat
-from triptych.base.errors import InternalError, InvalidRequest
+from triptych.base.errors import InternalError, InvalidRequest, Unavailable
 from triptych.base.log import log_fields
 from triptych.base.machine.device import Device
 from triptych.base.machine.device_fault import check_device, failure_of
-from triptych.base.types import EmbeddingSource, ItemPlan
+from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput, OutputCache
 from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin
 from triptych.encoder_worker.host_copier import HostCopier
 from triptych.models.base import EncoderSide, PreparedItem
+from triptych.protos import job_events
+from triptych.protos.convert import source_to_proto
+from triptych.protos.encoder_pb2 import EncodeEvent, ItemReady
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +67,6 @@ class Encoded:
     `seconds` are the batch's, and `work` the item's part of them.
     """
 
-    mm_hash: str
     seconds: float
     output: EncoderOutput | None = None
     saving: bool = False
@@ -72,39 +74,12 @@ class Encoded:
     work: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class BatchDone:
-    """A batch's end: the tower is free. `items` of the batch went through it, in `calls` calls."""
-
-    items: int
-    calls: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """The embedding is in the store."""
-
-    mm_hash: str
-
-
-@dataclass(frozen=True, slots=True)
-class Unsaved:
-    """The save failed; `EncoderEngine.save` may try it again."""
-
-    mm_hash: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Offered:
-    """PD workers can read the embedding from this process; its save goes on."""
-
-    mm_hash: str
-    source: EmbeddingSource
-
-
-EngineEvent = Encoded | Offered | Saved | Unsaved
+#: What the engine reports of an item, by its key: it is encoded; then `ready` with a source where PD workers
+#: can read it from this process while its save goes on, `ready` without one where it is in the store, or
+#: `failed` where a save has failed, which `EncoderEngine.save` may try again.
+Emit = Callable[[str, Encoded | EncodeEvent], None]
+#: Told of every batch: the items that went through the tower, its calls and its seconds.
+OnBatch = Callable[[int, int, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +96,7 @@ class _TrialOrder:
 @dataclass(frozen=True, slots=True)
 class _BatchOrder:
     items: Sequence[TowerItem]
-    done: Future[BatchDone]
+    done: Future[None]
 
 
 _Order = _BatchOrder | _SaveOrder | _TrialOrder | None
@@ -147,13 +122,15 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
         pacer: StepPacer | None = None,
         *,
         thread_per_batch: bool = False,
+        on_batch: OnBatch = lambda items, calls, seconds: None,
     ) -> None:
+        self._on_batch = on_batch
         self.beat = EngineBeat("encoder engine")
         self._encoder = encoder
         self._device = Device.of(encoder.device)
         self._connector = self.ensure_ec_transfer_initialized(transfer, ECConnectorRole.WORKER, self._collect)
         self._outputs = outputs
-        self._emit: Callable[[EngineEvent], None]  # from `start` on
+        self._emit: Emit  # from `start` on
         self._pacer = pacer or StepPacer()
         self._thread_per_batch = thread_per_batch
         self._waited = 0.0
@@ -166,7 +143,7 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
             target=self.beat.run, args=(self._run,), name="encoder-engine", daemon=True
         )
 
-    def start(self, emit: Callable[[EngineEvent], None]) -> None:
+    def start(self, emit: Emit) -> None:
         """Starts the thread. `emit` is called from any thread and must not block."""
         self._emit = emit
         self._thread.start()
@@ -180,8 +157,8 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
             self._thread.join(timeout)
         self.shutdown_ec_transfer()
 
-    def encode(self, batch: Sequence[TowerItem]) -> Future[BatchDone]:
-        """Queues a batch; one `Encoded` per item is emitted before the future is done."""
+    def encode(self, batch: Sequence[TowerItem]) -> Future[None]:
+        """Queues a batch; one `Encoded` per item is emitted before the future is done: the tower is free."""
         order = _BatchOrder(batch, Future())
         order.done.set_running_or_notify_cancel()  # from now on it cannot be cancelled
         self._orders.put(order)
@@ -194,7 +171,7 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
         return order.extra_rows
 
     def save(self, output: EncoderOutput, damaged_digest: str = "") -> None:
-        """Saves an output (again); `Saved` or `Unsaved` comes back."""
+        """Saves an output (again); `ready` or `failed` comes back."""
         self._orders.put(_SaveOrder(output, damaged_digest))
 
     def last_progress(self) -> float:
@@ -215,9 +192,9 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
                 order.extra_rows.set_result(self._try_segments())
             elif order is not None:
                 with self.beat.busy.working(True):
-                    done = self._run_batch(order.items)
+                    self._run_batch(order.items)
                 self._pacer.rest()
-                order.done.set_result(done)
+                order.done.set_result(None)
 
     def _try_segments(self) -> int | None:
         try:
@@ -228,27 +205,25 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
             logger.warning("videos are encoded whole: the trial of segments failed", exc_info=True)
             return None
 
-    def _run_batch(self, batch: Sequence[TowerItem]) -> BatchDone:
+    def _run_batch(self, batch: Sequence[TowerItem]) -> None:
         """Runs a batch; reports every item, even if the step raises."""
         try:
-            return in_short_lived_thread(self._step, batch) if self._thread_per_batch else self._step(batch)
+            in_short_lived_thread(self._step, batch) if self._thread_per_batch else self._step(batch)
         except Exception as error:
             check_device(error, self._encoder.device)
             logger.exception("a batch of %d items failed", len(batch))
             self._busy_since = None
             for item in batch:
-                self._report(Encoded(item.plan.mm_hash, 0.0, error=InternalError("the encoder failed")))
-            return BatchDone(0, self._calls, 0.0)
+                self._report(item.plan.mm_hash, Encoded(0.0, error=InternalError("the encoder failed")))
+            self._on_batch(0, self._calls, 0.0)
 
-    def _report(self, event: EngineEvent) -> None:
+    def _report(self, mm_hash: str, event: Encoded | EncodeEvent) -> None:
         try:
-            self._emit(event)
+            self._emit(mm_hash, event)
         except Exception:
-            logger.exception(
-                "an event of the engine was not handled", extra=log_fields(mm_hash=event.mm_hash)
-            )
+            logger.exception("an event of the engine was not handled", extra=log_fields(mm_hash=mm_hash))
 
-    def _step(self, batch: Sequence[TowerItem]) -> BatchDone:
+    def _step(self, batch: Sequence[TowerItem]) -> None:
         start = self._busy_since = time.monotonic()
         self._calls, self._waited = 0, 0.0
         fresh = [item for item in batch if item.output is None]
@@ -262,8 +237,8 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
                 self._finish(item, results.get(item.plan.mm_hash, item.output), seconds, work)
             except Exception:
                 logger.exception("the output of an item could not be reported", extra=item.log_extra)
-                self._report(Encoded(item.plan.mm_hash, seconds, error=InternalError("the encoder failed")))
-        return BatchDone(len(fresh), self._calls, seconds)
+                self._report(item.plan.mm_hash, Encoded(seconds, error=InternalError("the encoder failed")))
+        self._on_batch(len(fresh), self._calls, seconds)
 
     def _encode_isolated(self, items: Sequence[TowerItem]) -> list[EncoderOutput | Exception]:
         """One output or error per item; a failing item does not fail the others of its batch."""
@@ -312,12 +287,12 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
     ) -> None:
         key = item.plan.mm_hash
         if isinstance(result, Exception) or result is None:
-            self._report(Encoded(key, seconds, error=result or InternalError("the tower gave no output")))
+            self._report(key, Encoded(seconds, error=result or InternalError("the tower gave no output")))
             return
         result = replace(result, tenant=item.tenant)
         self._outputs[key] = result
         saving = item.needed()
-        self._report(Encoded(key, seconds, output=result, saving=saving, work=work))
+        self._report(key, Encoded(seconds, output=result, saving=saving, work=work))
         if saving:
             self._start_save(result, item.damaged_digest)
 
@@ -329,24 +304,27 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
             self.maybe_save_ec_to_connector(self._outputs, key, damaged_digest)
         except Exception as error:
             logger.warning("a save could not begin", exc_info=True, extra=log_fields(mm_hash=key))
-            self._landed(Unsaved(key, type(error).__name__))
+            self._unsaved(key, type(error).__name__)
 
     def _collect(self) -> None:
         finished = self._connector.get_finished()
         for key, source in finished.offered.items():
-            self._report(Offered(key, source))
+            self._report(key, EncodeEvent(ready=ItemReady(source=source_to_proto(source))))
         for key in finished.saved:
-            self._landed(Saved(key))
+            self._landed(key, EncodeEvent(ready=ItemReady()))
         for key, reason in finished.unsaved.items():
-            self._landed(Unsaved(key, reason))
+            self._unsaved(key, reason)
 
-    def _landed(self, event: Saved | Unsaved) -> None:
+    def _unsaved(self, key: str, reason: str) -> None:
+        self._landed(key, job_events.failed(Unavailable(reason), retryable=True))
+
+    def _landed(self, key: str, end: EncodeEvent) -> None:
         """Reports one save's end; a failure here does not keep the next from being reported."""
         try:
-            self._outputs.unpin(event.mm_hash)
+            self._outputs.unpin(key)
         except Exception:
             logger.exception("an output stays pinned")
-        self._report(event)
+        self._report(key, end)
 
 
 def _checked(item: TowerItem, data: torch.Tensor, finite: bool) -> EncoderOutput | Exception:

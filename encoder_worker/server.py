@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Mapping
 
-from grpc import StatusCode, aio
+from grpc import aio
 
 from triptych.base.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError, TooLarge
 from triptych.base.hashing import canonical, check_mm_hash
@@ -17,22 +17,13 @@ from triptych.base.rpc.channels import MEDIA_FRAME_BYTES
 from triptych.base.tracing.context import context_of
 from triptych.base.tracing.tracer import Tracer
 from triptych.encoder_worker.job_spec import ItemFormat, JobSpec
-from triptych.encoder_worker.jobs.job import (
-    Failed,
-    JobEvent,
-    MediaNeeded,
-    Planned,
-    Ready,
-    StreamTrace,
-    Waiter,
-    Waits,
-)
+from triptych.encoder_worker.jobs.job import StreamTrace, Waiter
 from triptych.encoder_worker.jobs.segments import SegmentPlanner
 from triptych.encoder_worker.jobs.table import JobStreams
 from triptych.encoder_worker.media.budget import MediaBudget
 from triptych.encoder_worker.media.formats import MAX_MEDIA_BYTES
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
-from triptych.protos.convert import error_to_proto, plan_to_proto, source_to_proto
+from triptych.protos.job_events import failed
 
 #: Longest timeout of a job in seconds.
 MAX_TIMEOUT = 3600.0
@@ -96,37 +87,6 @@ def _options(text: str) -> Mapping[str, object]:
     return options
 
 
-def event_message(event: JobEvent) -> encoder_pb2.EncodeEvent:
-    """The event as a protobuf message."""
-    match event:
-        case Planned(plan):
-            return encoder_pb2.EncodeEvent(planned=plan_to_proto(plan))
-        case Waits():
-            return encoder_pb2.EncodeEvent(waits=encoder_pb2.JobWaits())
-        case MediaNeeded():
-            return encoder_pb2.EncodeEvent(need_media=encoder_pb2.NeedMedia())
-        case Ready(plan, already_stored, timings, source):
-            ready = encoder_pb2.ItemReady(
-                plan=plan_to_proto(plan),
-                already_stored=already_stored,
-                queue_seconds=timings.queue,
-                preprocess_seconds=timings.preprocess,
-                encode_seconds=timings.encode,
-                save_seconds=timings.save,
-                work_seconds=timings.work,
-                source=None if source is None else source_to_proto(source),
-            )
-            return encoder_pb2.EncodeEvent(ready=ready)
-        case Failed(error, retryable, owner_address, owner_token):
-            failed = encoder_pb2.JobFailed(
-                error=error_to_proto(error),
-                retryable=retryable,
-                owner_address=owner_address,
-                owner_token=owner_token,
-            )
-            return encoder_pb2.EncodeEvent(failed=failed)
-
-
 logger = logging.getLogger(__name__)
 
 #: Timeout of a stream's first message in seconds.
@@ -140,7 +100,7 @@ Requests = AsyncIterator[encoder_pb2.EncodeRequest]
 
 
 class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
-    """The gRPC servicer: turns messages into calls of `JobStreams`, and events into messages."""
+    """The gRPC servicer: turns messages into calls of `JobStreams`, whose events it sends."""
 
     def __init__(
         self,
@@ -162,25 +122,26 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         context: aio.ServicerContext[encoder_pb2.EncodeRequest, encoder_pb2.EncodeEvent],
     ) -> AsyncIterator[encoder_pb2.EncodeEvent]:
         """One job; see the protocol."""
-        events: asyncio.Queue[JobEvent] = asyncio.Queue()
+        events: asyncio.Queue[encoder_pb2.EncodeEvent] = asyncio.Queue()
         try:
             spec = await _first(request_iterator, self._format)
             waiter = self._streams.join(spec, events.put_nowait, self._trace(context))
         except RequestError as error:
-            yield event_message(Failed(error, retryable=error.status == 429 or error.status >= 500))
+            yield failed(error, retryable=error.status == 429 or error.status >= 500)
             return
         frames = asyncio.create_task(self._read(request_iterator, waiter))
-        event: JobEvent | None = None
+        kind = None
         try:
-            while not isinstance(event, Ready | Failed):
+            while kind not in ("ready", "failed"):
                 try:
                     async with asyncio.timeout(waiter.deadline - time.monotonic()):
                         event = await events.get()
                 except TimeoutError:
                     self._streams.fail_late(waiter)
                     event = await events.get()
-                yield event_message(event)
-            if isinstance(event, Ready):
+                kind = event.WhichOneof("body")
+                yield event
+            if kind == "ready":
                 # A stream that both sides close is freed at once; if only the server does, gRPC's
                 # message receiver stays in a reference cycle until garbage collection.
                 await asyncio.wait([frames], timeout=CLOSING_SECONDS)
@@ -209,7 +170,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         except RequestError:
             return encoder_pb2.VideoSegments()
         except TimeoutError:
-            await context.abort(StatusCode.DEADLINE_EXCEEDED, "the video was not divided in time")
+            raise DeadlineExceeded("the video was not divided in time") from None
         frames, seconds = [frame for frame, _ in ends], [second for _, second in ends]
         return encoder_pb2.VideoSegments(ends=frames, seconds=seconds, extra_rows=extra_rows)
 

@@ -20,7 +20,7 @@ from triptych.base.types import WorkerInfo
 from triptych.base.worker_process import ProcessWatch
 from triptych.ec_connector.base import DirectTransfer, ECTransferConfig, OutputCache
 from triptych.ec_connector.connectors.memory import MemoryStore
-from triptych.encoder_worker.engine import EncoderEngine, EngineEvent
+from triptych.encoder_worker.engine import Encoded, EncoderEngine
 from triptych.encoder_worker.graphs.graph_encoder import count_graphs
 from triptych.encoder_worker.job_spec import ItemFormat
 from triptych.encoder_worker.jobs.job import EncodeJob
@@ -43,6 +43,7 @@ from triptych.models.defaults import start_lock
 from triptych.models.identity import ModelIdentity
 from triptych.models.registry import before_each_layer
 from triptych.protos import encoder_pb2_grpc
+from triptych.protos.encoder_pb2 import EncodeEvent
 from triptych.registry.leases import LeaseKeeper, Leases
 from triptych.registry.matching import DIRECT, ROW_WIDTH, PDModels, described
 from triptych.registry.registry import Registry, StoreReach
@@ -116,13 +117,15 @@ class EncoderWorker:
         scheduler.decoded_bytes = lambda: self.decoded.nbytes
         metrics.decoded_bytes.set_function(scheduler.decoded_bytes)
         self._preparer = _preparer(config, encoder, self.decoded)
-        self._engine = EncoderEngine(encoder, transfer, outputs, pacer, thread_per_batch=thread_per_batch)
+        job_metrics = JobMetrics(metrics, identity.model_name)
+        self._engine = EncoderEngine(
+            encoder, transfer, outputs, pacer, thread_per_batch=thread_per_batch, on_batch=job_metrics.batch
+        )
         self._leases = _lease_keeper(store, identity, self._engine, lease_term)
         metrics.busy.set_function(self.beat.busy.share)
         metrics.leases_held.set_function(lambda: self._leases.held)
         count_graphs(encoder, metrics, identity.model_name)
         self._format = format = _item_format(identity, encoder)
-        job_metrics = JobMetrics(metrics, identity.model_name)
         self.jobs = EncodeJobs(
             JobBounds(unplanned_jobs=CREDIT_SLACK * config.plan_credit),
             scheduler,
@@ -194,9 +197,9 @@ class EncoderWorker:
         """Starts the engine's thread and the jobs' loop."""
         loop = asyncio.get_running_loop()
 
-        def emit(event: EngineEvent) -> None:
+        def emit(mm_hash: str, event: Encoded | EncodeEvent) -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(self._saves.on_engine, event)
+                loop.call_soon_threadsafe(self._saves.on_engine, mm_hash, event)
 
         self._engine.start(emit)
         self._loop.start()

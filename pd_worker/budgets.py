@@ -68,7 +68,8 @@ BUDGETS: tuple[SharedBudget, ...] = (
         "embeddings of admitted requests",
         "an eighth of what is left beside the weights",
         "turns",
-        "they wait for room; one request's items that are larger: 400",
+        "they wait for room, which another tenant's waiting ones give up for its first; "
+        "one request's items that are larger: 400",
         flag="--encoder-cache-memory",
     ),
     SharedBudget(

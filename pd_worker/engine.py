@@ -316,6 +316,8 @@ class StepMetrics:
         ):
             if count:
                 self._metrics.ec_lookups.labels(self._model_name, result).inc(count)
+        if counts.put_off:
+            self._metrics.room_given_up.inc(counts.put_off)
         for seconds in counts.load_seconds:
             self._metrics.ec_load_seconds.observe(seconds)
         self._metrics.ec_load_bytes.inc(counts.load_bytes)
@@ -339,12 +341,16 @@ class StepMetrics:
 
     def _step(self, output: SchedulerOutput) -> None:
         metrics = self._metrics
-        metrics.preemptions.inc(len(output.preempted))
-        metrics.tenant_preemptions.inc(output.gave_way)
-        metrics.projections.inc(len(output.projections))
-        metrics.swapped_blocks.inc(len(output.swap_out))
-        metrics.prefix_queries.inc(output.prefix_queried)
-        metrics.prefix_hits.inc(output.prefix_hit)
+        for counter, count in (
+            (metrics.preemptions, len(output.preempted)),
+            (metrics.tenant_preemptions, output.gave_way),
+            (metrics.projections, len(output.projections)),
+            (metrics.swapped_blocks, len(output.swap_out)),
+            (metrics.prefix_queries, output.prefix_queried),
+            (metrics.prefix_hits, output.prefix_hit),
+        ):
+            if count:  # most steps change none
+                counter.inc(count)
         if not output.chunks:
             return
         metrics.batch_requests.observe(len(output.chunks))

@@ -122,11 +122,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         self._incarnation = incarnation
         self._streams.lose_engine()
 
-    async def Submit(
-        self,
-        request: pd_pb2.SubmitRequest,
-        context: _Context,
-    ) -> pd_pb2.SubmitReply:
+    async def Submit(self, request: pd_pb2.SubmitRequest, context: _Context) -> pd_pb2.SubmitReply:
         trace = None if self._traces is None else self._traces.begin(request)
         try:
             await self._submit(request, trace)
@@ -147,16 +143,13 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_QUEUED)
 
     async def NotifyItems(self, request: pd_pb2.ItemsNotice, context: _Context) -> common_pb2.Ack:
-        await _check(context, request.proxy_id, "mm_hashes", request.mm_hashes, MAX_KEYS)
+        _check(request.proxy_id, "mm_hashes", request.mm_hashes, MAX_KEYS)
         keys = [_key(mm_hash) for mm_hash in request.mm_hashes]
         known = [key for key in keys if key]
         if request.sources:
             self._note_sources(zip(keys, request.sources, strict=False))
         self._streams.items_ready(request.proxy_id, known)
-        try:
-            self._engine.items_ready(known)
-        except Unavailable as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
+        self._engine.items_ready(known)
         return common_pb2.Ack()
 
     def _note_sources(self, sources: Iterable[tuple[str, common_pb2.EmbeddingSource]]) -> None:
@@ -165,67 +158,48 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
             for key, source in sources:
                 self._sources.note(key, source_from_proto(source))
 
-    async def Cancel(
-        self,
-        request: pd_pb2.CancelRequest,
-        context: _Context,
-    ) -> common_pb2.Ack:
-        await _check(context, request.proxy_id, "request_ids", request.request_ids, MAX_REQUESTS)
+    async def Cancel(self, request: pd_pb2.CancelRequest, context: _Context) -> common_pb2.Ack:
+        _check(request.proxy_id, "request_ids", request.request_ids, MAX_REQUESTS)
         self._streams.cancel(request.proxy_id, request.request_ids)
         for request_id in request.request_ids:
             self._isolation.free((request.proxy_id, request_id))
         return common_pb2.Ack()
 
     async def Pause(self, request: pd_pb2.PauseRequest, context: _Context) -> common_pb2.Ack:
-        await _check(context, request.proxy_id, "paused", request.paused, MAX_REQUESTS)
-        await _check(context, request.proxy_id, "resumed", request.resumed, MAX_REQUESTS)
+        _check(request.proxy_id, "paused", request.paused, MAX_REQUESTS)
+        _check(request.proxy_id, "resumed", request.resumed, MAX_REQUESTS)
         self._engine.pause(request.paused, request.resumed, request.proxy_id)
         return common_pb2.Ack()
 
-    async def SetApart(
-        self,
-        request: pd_pb2.SetApartRequest,
-        context: _Context,
-    ) -> pd_pb2.SetApartReply:
+    async def SetApart(self, request: pd_pb2.SetApartRequest, context: _Context) -> pd_pb2.SetApartReply:
         await context.send_initial_metadata(((INCARNATION_HEADER, self._incarnation),))
         key = (request.proxy_id, request.request_id)
+        check_name("request_id", request.request_id)
+        check_name("proxy_id", request.proxy_id)
+        if self._draining:
+            raise Unavailable("this worker is stopping", retry_after=1.0)
+        if not self._isolation.claim(key, request.tokens, self._produced(), time.monotonic()):
+            raise Unavailable("this worker is reserved for another request", retry_after=1.0)
         try:
-            check_name("request_id", request.request_id)
-            check_name("proxy_id", request.proxy_id)
-            if self._draining:
-                raise Unavailable("this worker is stopping", retry_after=1.0)
-            if not self._isolation.claim(key, request.tokens, self._produced(), time.monotonic()):
-                raise Unavailable("this worker is reserved for another request", retry_after=1.0)
             await self._empty()
-            if self._isolation.key != key:
-                raise Unavailable("the request was cancelled before it began")
         except TimeoutError:
             self._isolation.free(key)
-            return pd_pb2.SetApartReply(error=error_to_proto(Unavailable("this worker is too busy")))
-        except RequestError as error:
-            return pd_pb2.SetApartReply(error=error_to_proto(error))
+            raise Unavailable("this worker is too busy") from None
+        if self._isolation.key != key:
+            raise Unavailable("the request was cancelled before it began")
         return pd_pb2.SetApartReply()
 
-    async def NameRequests(
-        self,
-        request: pd_pb2.AttachRequest,
-        context: _Context,
-    ) -> common_pb2.Ack:
-        await _check(context, request.proxy_id, "requests", request.requests, MAX_REQUESTS)
-        try:
-            check_name("round", request.round)
-        except InvalidRequest as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+    async def NameRequests(self, request: pd_pb2.AttachRequest, context: _Context) -> common_pb2.Ack:
+        _check(request.proxy_id, "requests", request.requests, MAX_REQUESTS)
+        check_name("round", request.round)
         if not self._streams.name(request.proxy_id, request.round, request.requests):
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"requests: at most {MAX_NAMED}")
+            raise Overloaded(f"requests: at most {MAX_NAMED}", param="requests")
         return common_pb2.Ack()
 
     async def Attach(
-        self,
-        request: pd_pb2.AttachRequest,
-        context: _Context,
+        self, request: pd_pb2.AttachRequest, context: _Context
     ) -> AsyncIterator[pd_pb2.StepEvents]:
-        await _check(context, request.proxy_id, "requests", request.requests, MAX_REQUESTS)
+        _check(request.proxy_id, "requests", request.requests, MAX_REQUESTS)
         named = self._streams.named(request.proxy_id, request.round)
         if len(named) != request.named_before:
             why = f"named_before is {request.named_before}, but {len(named)} requests have been named here"
@@ -243,28 +217,16 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         finally:
             self._streams.detach(stream)
 
-    async def Tokenize(
-        self,
-        request: pd_pb2.TokenizeRequest,
-        context: _Context,
-    ) -> pd_pb2.TokenizeReply:
-        try:
-            return await self._query(self._input_processor.tokenize, request)
-        except RequestError as error:
-            return pd_pb2.TokenizeReply(error=error_to_proto(error))
+    async def Tokenize(self, request: pd_pb2.TokenizeRequest, context: _Context) -> pd_pb2.TokenizeReply:
+        return await self._query(self._input_processor.tokenize, request)
 
     async def Detokenize(
-        self,
-        request: pd_pb2.DetokenizeRequest,
-        context: _Context,
+        self, request: pd_pb2.DetokenizeRequest, context: _Context
     ) -> pd_pb2.DetokenizeReply:
-        try:
-            return await self._query(self._input_processor.detokenize, request)
-        except RequestError as error:
-            return pd_pb2.DetokenizeReply(error=error_to_proto(error))
+        return await self._query(self._input_processor.detokenize, request)
 
     async def _query(self, function: Callable[[M], R], message: M) -> R:
-        """The result of `function` from the query thread; any failure is a RequestError."""
+        """The result of `function` from the query thread."""
         tenant, queries = message.tenant, self._open_queries
         check_tenant(tenant)
         if not has_share(tenant, queries, MAX_QUERIES):
@@ -272,11 +234,6 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         queries[tenant] += 1
         try:
             return await self._queries.run(tenant, partial(function, message))
-        except RequestError:
-            raise
-        except Exception as error:
-            logger.exception("%s failed", type(message).__name__)
-            raise InternalError("an unexpected error in the PD worker") from error
         finally:
             queries[tenant] -= 1
             if not queries[tenant]:
@@ -361,8 +318,10 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         key = (message.proxy_id, message.request_id)
         if not self._isolation.admits(key, self._produced(), time.monotonic()):
             raise Unavailable("this worker is reserved for another request", retry_after=1.0)
-        unfinished = self._streams.unfinished_of_tenants()
-        if message.attempt <= 1 and not has_share(message.tenant, unfinished, self._max_requests):
+        # Whose they are is counted only where they may be too many.
+        if message.attempt > 1 or self._streams.held < self._max_requests:
+            return
+        if not has_share(message.tenant, self._streams.unfinished_of_tenants(), self._max_requests):
             raise Overloaded("too many requests wait for this worker", retry_after=1.0)
 
 
@@ -391,13 +350,10 @@ def _refused(error: RequestError) -> pd_pb2.SubmitReply:
     return pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_REFUSED, error=error_to_proto(error))
 
 
-async def _check(context: _Context, proxy_id: str, field: str, values: Sequence[object], limit: int) -> None:
-    """Aborts the call with INVALID_ARGUMENT when it names no proxy, or too many values."""
-    try:
-        check_name("proxy_id", proxy_id)
-        check_count(field, values, limit)
-    except InvalidRequest as error:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+def _check(proxy_id: str, field: str, values: Sequence[object], limit: int) -> None:
+    """InvalidRequest for a call that names no proxy, or too many values."""
+    check_name("proxy_id", proxy_id)
+    check_count(field, values, limit)
 
 
 def _key(mm_hash: str) -> str:

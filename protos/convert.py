@@ -1,8 +1,9 @@
-"""Conversions between shared values and the messages of common.proto."""
+"""Conversions between shared values and the messages of common.proto, and what a Submit says of its items."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from triptych.base.errors import InvalidRequest, RequestError, error_from_code
 from triptych.base.hashing import check_mm_hash
@@ -15,7 +16,7 @@ from triptych.base.types import (
     SamplingParams,
     TokenLogprob,
 )
-from triptych.protos import common_pb2
+from triptych.protos import common_pb2, pd_pb2
 
 #: Longest wait that a worker may advise, in seconds.
 MAX_RETRY_AFTER = 3600.0
@@ -55,6 +56,11 @@ def plan_to_proto(plan: ItemPlan) -> common_pb2.ItemPlan:
     )
 
 
+def plan_nbytes(plan: common_pb2.ItemPlan) -> int:
+    """As `ItemPlan.nbytes`, of a plan that has been checked."""
+    return plan.rows * plan.width * DTYPE_BYTES[plan.dtype]
+
+
 def source_from_proto(message: common_pb2.EmbeddingSource) -> EmbeddingSource | None:
     """Where an embedding can be read; None where the message names nothing that could be a source."""
     if not _SOURCE_NAME.fullmatch(message.name) or max(len(message.socket), len(message.address)) > 256:
@@ -68,56 +74,33 @@ def source_to_proto(source: EmbeddingSource | None) -> common_pb2.EmbeddingSourc
     return common_pb2.EmbeddingSource(name=source.name, socket=source.socket, address=source.address)
 
 
+_SAMPLING = common_pb2.SamplingParams.DESCRIPTOR.fields
+#: The sampling parameters that are the message's fields of the same names; lists are tuples here.
+_LISTS = tuple(field.name for field in _SAMPLING if field.is_repeated and not field.message_type)
+_VALUES = tuple(field.name for field in _SAMPLING if not field.is_repeated and not field.message_type)
+_OPTIONAL = frozenset(field.name for field in _SAMPLING if field.has_presence)
+
+
 def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
     """The client's sampling parameters; None where it gave none."""
+    given: dict[str, Any] = {
+        name: getattr(message, name) for name in _VALUES if name not in _OPTIONAL or message.HasField(name)
+    }
     return SamplingParams(
-        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
-        min_tokens=message.min_tokens,
-        temperature=message.temperature if message.HasField("temperature") else None,
-        top_p=message.top_p if message.HasField("top_p") else None,
-        top_k=message.top_k if message.HasField("top_k") else None,
-        seed=message.seed,
-        stop=tuple(message.stop),
-        stop_token_ids=tuple(message.stop_token_ids),
-        ignore_eos=message.ignore_eos,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else None,
-        min_p=message.min_p if message.HasField("min_p") else None,
+        **given,
+        **{name: tuple(getattr(message, name)) for name in _LISTS},
         logit_bias=tuple(sorted(message.logit_bias.items())),
-        choice=message.choice,
-        logprobs=message.logprobs if message.HasField("logprobs") else None,
         output_format=format_from_proto(message.output_format),
-        bad_words=tuple(message.bad_words),
-        include_stop_str_in_output=message.include_stop_str_in_output,
-        thinking_token_budget=(
-            message.thinking_token_budget if message.HasField("thinking_token_budget") else None
-        ),
     )
 
 
 def sampling_to_proto(sampling: SamplingParams) -> common_pb2.SamplingParams:
+    given: dict[str, Any] = {name: getattr(sampling, name) for name in (*_VALUES, *_LISTS)}
+    form = sampling.output_format
     return common_pb2.SamplingParams(
-        max_tokens=sampling.max_tokens,
-        min_tokens=sampling.min_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=sampling.seed,
-        stop=sampling.stop,
-        stop_token_ids=sampling.stop_token_ids,
-        ignore_eos=sampling.ignore_eos,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        min_p=sampling.min_p,
+        **given,
         logit_bias=dict(sampling.logit_bias) or None,
-        choice=sampling.choice,
-        logprobs=sampling.logprobs,
-        output_format=None if sampling.output_format is None else format_to_proto(sampling.output_format),
-        bad_words=sampling.bad_words,
-        include_stop_str_in_output=sampling.include_stop_str_in_output,
-        thinking_token_budget=sampling.thinking_token_budget,
+        output_format=None if form is None else format_to_proto(form),
     )
 
 
@@ -182,3 +165,8 @@ def error_to_proto(error: RequestError) -> common_pb2.Error:
         param=error.param or "",
         retry_after=error.retry_after or 0.0,
     )
+
+
+def in_state(message: pd_pb2.SubmitRequest, state: pd_pb2.ItemState) -> frozenset[str]:
+    """The keys of the request's items in this state."""
+    return frozenset(slot.plan.mm_hash for slot in message.items if slot.state == state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -14,6 +14,7 @@ from triptych.base.errors import InternalError, RequestError, Unavailable
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.tracing.server_span import CURRENT_SPAN
 from triptych.base.types import PositionLogprobs
+from triptych.protos.job_events import WAITS
 from triptych.proxy.admission import Backpressure, RequestAdmission, make_choices
 from triptych.proxy.auth.limits import CURRENT, Session
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Output
@@ -26,7 +27,9 @@ from triptych.proxy.events import (
     DeadlinePassed,
     Finished,
     FirstToken,
-    JobsStarted,
+    JobEvent,
+    LoadReported,
+    MissReported,
     RequestEvent,
     RequestFailed,
 )
@@ -40,7 +43,6 @@ from triptych.proxy.ports import Link, Transport
 from triptych.proxy.quotas.quota import Hold
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
 from triptych.proxy.requests import instructions as do
-from triptych.proxy.requests.instructions import Instruction
 from triptych.proxy.requests.item_supply import EncoderShortage, ItemSupply, StoreView, StoreWait
 from triptych.proxy.requests.recorder import CallObserver, Recorder
 from triptych.proxy.requests.request import Choices, InFlightRequest, ReplyMemory, draw_request_id
@@ -165,7 +167,7 @@ class Dispatcher:
 
     async def close(self) -> None:
         for request in list(self._requests.values()):
-            self._step(request, RequestFailed(Unavailable("the proxy is stopping")))
+            self.deliver(request.request_id, RequestFailed(Unavailable("the proxy is stopping")))
         self._shortage.close()
         for task in list(self._tasks):
             task.cancel()
@@ -194,7 +196,7 @@ class Dispatcher:
         try:
             fetched = await self.admission.prepare(choices)
             for request in choices.requests:
-                self._step(request, fetched)
+                self.deliver(request.request_id, fetched)
             while True:
                 outputs = await choices.output.drain()
                 last = outputs[-1]
@@ -209,7 +211,7 @@ class Dispatcher:
         finally:
             timer.cancel()
             for request in choices.requests:
-                self._step(request, ClientLeft())
+                self.deliver(request.request_id, ClientLeft())
             self._close(choices, failure)
             memory.forget()
             until = CURRENT_DELIVERY.get()
@@ -259,7 +261,7 @@ class Dispatcher:
 
     def _end(self, choices: Choices, error: RequestError) -> None:
         for request in choices.requests:
-            self._step(request, RequestFailed(error))
+            self.deliver(request.request_id, RequestFailed(error))
 
     def _close(self, choices: Choices, failure: RequestError | None) -> None:
         for request in choices.requests:
@@ -272,20 +274,22 @@ class Dispatcher:
     def _expire(self, choices: Choices) -> None:
         encoders = bool(self._pool.serving("encoder"))
         for request in choices.requests:
-            self._step(request, DeadlinePassed(self._router.waits(request), encoders))
+            self.deliver(request.request_id, DeadlinePassed(self._router.waits(request), encoders))
 
-    def _step(self, request: InFlightRequest, event: RequestEvent) -> None:
-        """One event of a request: its state machine decides what follows."""
-        self._recorder.record(request, event)
+    # RequestEvents
+
+    def deliver(self, request_id: str, event: RequestEvent) -> None:
+        """One event of a request, unless it has ended: its state machine decides what follows."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return
         if isinstance(event, Admitted | Finished):
             worker = self._pool.workers.get(("pd", request.pd_address))
             kind = worker.info.kind if worker is not None else ""
             self.prompts.observe(request.lifecycle, event, kind, self._clock())
-        self._carry_out(request, request.lifecycle.deliver(event))
-
-    def _carry_out(self, request: InFlightRequest, instructions: Iterable[Instruction]) -> None:
-        for order in instructions:
-            self._recorder.record(request, order)
+        orders = request.lifecycle.deliver(event)
+        self._recorder.record(request, event, orders)
+        for order in orders:
             match order:
                 case do.Submit():
                     self._router.submit(request, order)
@@ -302,9 +306,9 @@ class Dispatcher:
                     self._router.withdraw(request)
                     self.jobs.leave(request.request_id)
                 case _:
-                    self._carry_out_job(request, order)
+                    self._order_jobs(request, order)
 
-    def _carry_out_job(self, request: InFlightRequest, order: do.JobInstruction) -> None:
+    def _order_jobs(self, request: InFlightRequest, order: do.JobInstruction) -> None:
         match order:
             case do.LookUpItems():
                 self._spawn(request, self._look_up(request, order.mm_hashes))
@@ -314,20 +318,21 @@ class Dispatcher:
                 self._shortage.lacking(request)
             case do.StartJobs():
                 origins = self._items.encode(request, order.mm_hashes, expected=order.expected)
-                self._step(request, JobsStarted(origins))
+                for key, origin in origins.items():
+                    self.deliver(request.request_id, JobEvent(key, WAITS, origin=origin))
                 self._shortage.lacking(request)
-            case do.AdmitJobs():
+            case do.TellJobs(Admitted()):
                 self.jobs.admit(request.request_id)
                 self._shortage.lacking(request)
-            case do.SkipJob():
-                self._items.skip(request, order.mm_hash)
-            case do.ReturnShare():
-                self.jobs.loaded(request.request_id, order.mm_hash)
+            case do.TellJobs(LoadReported(mm_hash=key), held=True):
+                self._items.skip(request, key)
+            case do.TellJobs(LoadReported(mm_hash=key) | MissReported(mm_hash=key)):
+                self.jobs.loaded(request.request_id, key)
 
     async def _look_up(self, request: InFlightRequest, mm_hashes: Sequence[str]) -> None:
         answer = await self._items.look_up(request, mm_hashes, self._router.known_prefixes)
         self._store_wait.watch(request)
-        self._step(request, answer)
+        self.deliver(request.request_id, answer)
 
     def _spawn(self, request: InFlightRequest, work: Coroutine[object, object, None]) -> None:
         """Runs beside the request; an unexpected error ends the request."""
@@ -341,13 +346,6 @@ class Dispatcher:
         except Exception:
             logger.exception("request %s", request.name, extra=request.log_extra)
             self.deliver(request.request_id, RequestFailed(InternalError("an unexpected error in the proxy")))
-
-    # RequestEvents
-
-    def deliver(self, request_id: str, event: RequestEvent) -> None:
-        """One event of a request, unless it has ended."""
-        if request := self._requests.get(request_id):
-            self._step(request, event)
 
     def tokens(
         self,
@@ -364,13 +362,14 @@ class Dispatcher:
             return
         delta = request.lifecycle.tokens(attempt, position, token_ids, text)
         if not isinstance(delta, Delta):
-            self._carry_out(request, delta)
+            if delta is not None:
+                self.deliver(request_id, delta)
             return
         if logprobs:
             delta = Delta(text, token_ids, logprobs)
         if request.first_token is None and token_ids:
             request.first_token = self._clock()
-            self._step(request, FirstToken())
+            self.deliver(request.request_id, FirstToken())
         request.output.put(delta)
 
     # WorkersListener

@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
 from triptych.base.errors import RequestError
-from triptych.base.types import EmbeddingSource, ItemPlan, PDTimings, Usage
+from triptych.base.types import ItemPlan, PDTimings, Usage
+from triptych.protos.encoder_pb2 import EncodeEvent
 from triptych.proxy.call.chat import Started
 
 #: The store's epoch and the jumps of its clock, both of which change where it loses everything.
 StoreEpoch = tuple[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class JobReady:
-    """The success of an encoder job: the embedding is in the store."""
-
-    plan: ItemPlan
-    already_stored: bool
-    encode_seconds: float
-    save_seconds: float
-    #: The item's part of `encode_seconds`, which are those of its batch; 0 where the worker does not tell.
-    work_seconds: float = 0.0
-    preprocess_seconds: float = 0.0
-    #: The encoder worker's.
-    address: str = ""
-    epoch: StoreEpoch = ("", 0)
-    #: Where it can be read besides the store, into which its save may still go on.
-    source: EmbeddingSource | None = None
 
 
 class Fetched(msgspec.Struct, frozen=True):
@@ -54,39 +36,25 @@ class LookedUp(msgspec.Struct, frozen=True):
     epoch: StoreEpoch = ("", 0)
 
 
-class JobsStarted(msgspec.Struct, frozen=True):
-    """Its encoder jobs are asked for: each item is "encoded", or its job is another request's ("joined")."""
+class JobEvent(msgspec.Struct, frozen=True):
+    """An event of the item's encoder job: its worker's own message, or one of the proxy about the job.
 
-    origins: Mapping[str, str]
-
-
-class ItemPlanned(msgspec.Struct, frozen=True):
-    """An encoder worker has preprocessed the item: its rows and placeholder are known."""
+    `waits` is the proxy's: the job is asked for, and its `origin` is "encoded", or "joined" where it is
+    another request's. `failed` ends the request, unless it is retryable: another try follows then.
+    """
 
     mm_hash: str
-    plan: ItemPlan
+    event: EncodeEvent
+    #: The encoder worker's.
+    address: str = ""
+    #: The store's when the embedding was ready.
+    epoch: StoreEpoch = ("", 0)
+    origin: str = ""
 
-
-class JobRetried(msgspec.Struct, frozen=True):
-    """A try of the item's job at the worker has failed; another one follows."""
-
-    mm_hash: str
-    address: str
-    why: str
-
-
-class ItemReady(msgspec.Struct, frozen=True):
-    """An encoder job has ended with the item's embedding in the store."""
-
-    mm_hash: str
-    end: JobReady
-
-
-class JobFailed(msgspec.Struct, frozen=True):
-    """The item cannot be encoded at all."""
-
-    mm_hash: str
-    error: RequestError
+    @property
+    def kind(self) -> str:
+        """The event's alternative."""
+        return self.event.WhichOneof("body") or ""
 
 
 class EncodersGone(msgspec.Struct, frozen=True):
@@ -188,7 +156,7 @@ class CallEnded(msgspec.Struct, frozen=True):
 
 
 #: Events of items on their way into the store.
-ItemEvent = LookedUp | JobsStarted | ItemPlanned | JobRetried | ItemReady | JobFailed
+ItemEvent = LookedUp | JobEvent
 #: Events of an attempt at its PD worker.
 WorkerEvent = Accepted | Refused | Lost | Admitted | LoadReported | MissReported | Finished
 RequestEvent = (

@@ -11,22 +11,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from triptych.base.tracing.context import SpanContext
-from triptych.base.types import EmbeddingSource, ItemPlan, PositionLogprobs
+from triptych.base.types import EmbeddingSource, PositionLogprobs
 from triptych.protos import encoder_pb2, pd_pb2
-from triptych.proxy.events import JobReady, RequestEvent
+from triptych.proxy.events import RequestEvent
 from triptych.proxy.media.source import ItemMedia
-
-
-@dataclass(frozen=True, slots=True)
-class JobFailure:
-    """End of a try of an encoder job without an embedding, as the worker reports it."""
-
-    code: str
-    message: str
-    param: str
-    retryable: bool
-    owner_address: str
-    owner_token: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +76,9 @@ class JobStream(Protocol):
     def run(self) -> None:
         """Permits the tower."""
 
-    async def result(self) -> JobReady | JobFailure:
-        """The try's end. Unavailable when the worker is silent for too long; grpc errors pass through."""
+    async def result(self) -> encoder_pb2.EncodeEvent:
+        """The try's end, `ready` or `failed`. Unavailable when the worker is silent for too long; grpc errors
+        pass through."""
 
     async def close(self) -> None:
         """Ends the stream once its result has been delivered; takes a second at most."""
@@ -166,10 +155,10 @@ class Transport(Protocol):
         address: str,
         job: encoder_pb2.EncodeJob,
         media: ItemMedia,
-        planned: Callable[[str, ItemPlan], None],
+        planned: Callable[[str, encoder_pb2.EncodeEvent], None],
         trace: SpanContext | None = None,
     ) -> JobStream:
-        """`planned` gets the job's id and plan once the worker has preprocessed the item; `trace` is the span
-        that the worker's go under."""
+        """`planned` gets the job's id and the event once the worker has preprocessed the item; `trace` is the
+        span that the worker's go under."""
 
     def open_link(self, address: str, events: RequestEvents, owner: LinkOwner) -> Link: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -233,13 +234,16 @@ def prompt_chain(call: ChatCall, prompt: RawPrompt, item: str = "") -> tuple[str
 
     `item`, the key of what the encoder reads, goes before it.
     """
-    data = prompt.encode() if isinstance(prompt, str) else b"".join(t.to_bytes(4, "little") for t in prompt)
+    # No more than has a digest: on the event loop nothing grows with what a client sends.
+    most = _MAX_PIECES * _PIECE
+    begin = prompt[:most]
+    data = begin.encode() if isinstance(begin, str) else struct.pack(f"<{len(begin)}I", *begin)
     last = framed_digest((("salt", call.salt.encode()),))
     chain: list[str] = []
     if item:
         last = framed_digest((("last", last.encode()), ("item", item.encode())))
         chain.append(last)
-    for at in range(0, min(len(data), _MAX_PIECES * _PIECE), _PIECE):
+    for at in range(0, min(len(data), most), _PIECE):
         last = framed_digest((("last", last.encode()), ("prompt", data[at : at + _PIECE])))
         chain.append(last)
     return tuple(chain)

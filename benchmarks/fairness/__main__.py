@@ -23,7 +23,8 @@ from pathlib import Path
 
 from benchmarks.fairness.attacker import beside, flood_process, neighbour_process
 from benchmarks.fairness.cluster import HERE, A, B, TwoKeys, two_keys
-from benchmarks.fairness.floods import FLOODS, Flood
+from benchmarks.fairness.flood import Flood
+from benchmarks.fairness.floods import FLOODS
 from benchmarks.fairness.neighbour import Figures, ask_for
 from benchmarks.result_page import RESULTS, fill, page_parser, publish, table
 

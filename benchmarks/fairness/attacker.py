@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
-from benchmarks.fairness.floods import FLOODS, Flood, Question, question
+from benchmarks.fairness.flood import Flood, Question, question
+from benchmarks.fairness.floods import FLOODS
 from benchmarks.fairness.sends import Client, Door
 
 #: Where clients without a key come from.
@@ -43,8 +44,8 @@ class Attacker:
             async with Client(self._door, self._key, self._address) as client:
                 for place in places:
                     self.ended[await client.send(sends[place % len(sends)])] += 1
-                if self._flood.keyless:
-                    await asyncio.Event().wait()
+                if not self._flood.again:
+                    await asyncio.Event().wait()  # what it has left unread stays
 
         async with asyncio.TaskGroup() as group:
             for _ in range(self._flood.clients):

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.fairness.floods import MODEL
+from benchmarks.fairness.flood import MODEL
 from benchmarks.fairness.sends import Door
 from triptych.base.parent import supervised
 from triptych.goodput.launch import free_ports

@@ -7,98 +7,33 @@ Each stays within every limit of its key. A new HTTP path or gRPC method needs a
 from __future__ import annotations
 
 import base64
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 from benchmarks.fairness import media
+from benchmarks.fairness.flood import (
+    CALLS,
+    CHAT,
+    FORMS,
+    FREE_CALLS,
+    HEALTH,
+    KEYED_GETS,
+    MESSAGES,
+    MIB,
+    MODEL,
+    OPEN_PAGES,
+    REFLECTION,
+    RESPONSES,
+    SMALL,
+    Flood,
+    at_paths,
+    body_of,
+    chat_post,
+    data_url,
+)
+from benchmarks.fairness.oddities import ODDITIES
 from benchmarks.fairness.sends import SERVICE, Call, Gets, Post, Send
 from triptych.protos import proxy_pb2
-
-#: What a flood would take from others: turns of the proxy's event loop, its parser, the engine, or decoders.
-Kind = Literal["loop", "parser", "engine", "decoder"]
-#: What B asks for: a text, a fresh picture of 100x70, or one whose body is above 64 KiB.
-Question = Literal["text", "picture", "large picture"]
-MODEL = "demo"
-CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
-HEALTH = "/grpc.health.v1.Health/"
-REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-FREE_CALLS = (f"{HEALTH}Check", f"{HEALTH}List", f"{SERVICE}ListModels", REFLECTION, f"{HEALTH}Watch")
-_MIB = 1 << 20
-_TURN = [{"role": "user", "content": "hi"}]
-#: A small body of each path that takes JSON, with what has to be changed for it to be refused.
-SMALL: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": _TURN, "max_tokens": 2},
-    "/v1/completions": {"prompt": "hi", "max_tokens": 2},
-    RESPONSES: {"input": "hi", "max_output_tokens": 2},
-    MESSAGES: {"messages": _TURN, "max_tokens": 2},
-    f"{MESSAGES}/count_tokens": {"messages": _TURN},
-    "/v1/embeddings": {"input": ["hi"]},
-    "/v1/rerank": {"query": "hi", "documents": ["ho"]},
-    "/rerank": {"query": "hi", "documents": ["ho"]},
-    "/v1/score": {"text_1": "hi", "text_2": "ho"},
-    "/score": {"text_1": "hi", "text_2": "ho"},
-    "/tokenize": {"prompt": "hi"},
-    "/detokenize": {"tokens": [1]},
-}
-FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
-CALLS = tuple(f"{SERVICE}{name}" for name in ("Chat", "Generate", "Embed", "Rerank"))
-OPEN_PAGES = ("/", "/docs", "/page/{name}", "/health", "/ready")
-KEYED_GETS = (
-    "/v1/models",
-    "/v1/models/{model}",
-    "/version",
-    "/openapi.json",
-    "/metrics",
-    "/cluster",
-    "/cluster/requests",
-    "/cluster/requests/{name}",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Flood:
-    """What A sends by `clients` at once, and what B asks for; the class says what A would take from B.
-
-    `make` gives the sends for a scale, of which 1 is the full one. `again`: they are repeated until the flood
-    ends, else each is sent once. `keys`: so many keys are in use. `page`: it has a row on the page.
-    """
-
-    name: str
-    sends: str
-    asks: Question
-    kind: Kind
-    doors: frozenset[str]
-    make: Callable[[float], Sequence[Send]]
-    clients: int
-    again: bool = False
-    keys: int = 2
-    keyless: bool = False
-    page: bool = True
-
-
-def _json(fields: dict[str, Any]) -> bytes:
-    return json.dumps({"model": MODEL} | fields, separators=(",", ":")).encode()
-
-
-def _chat(content: Any = "hi", **fields: Any) -> Post:
-    messages = [{"role": "user", "content": content}]
-    return Post(CHAT, _json({"messages": messages, "max_tokens": 2} | fields))
-
-
-def data_url(data: bytes, kind: str) -> str:
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
-
-
-def question(asks: Question, number: object) -> Post:
-    """What B, and an honest neighbour, ask for."""
-    if asks == "text":
-        return _chat()
-    width, height = (100, 70) if asks == "picture" else (220, 160)
-    url = data_url(media.noise_png(width, height, number), "image/png")
-    part = {"type": "image_url", "image_url": {"url": url}}
-    return _chat([part, {"type": "text", "text": "What?"}])
 
 
 def _nested(scale: float, size: int) -> str:
@@ -124,12 +59,12 @@ def _message(method: str, options: str) -> bytes:
 def grpc_tools(scale: float) -> Sequence[Send]:
     request = proxy_pb2.ChatRequest(model=MODEL)
     request.messages.add(role="user").parts.add(text="hi")
-    request.tools.tools = _nested(scale, 60 * _MIB)
+    request.tools.tools = _nested(scale, 60 * MIB)
     return (Call(CALLS[0], request.SerializeToString()),)
 
 
 def grpc_options(scale: float) -> Sequence[Send]:
-    return tuple(Call(method, _message(method, _nested(scale, 4 * _MIB))) for method in CALLS)
+    return tuple(Call(method, _message(method, _nested(scale, 4 * MIB))) for method in CALLS)
 
 
 def grpc_fields(scale: float) -> Sequence[Send]:
@@ -141,15 +76,17 @@ def grpc_fields(scale: float) -> Sequence[Send]:
 
 def wrong_bodies(scale: float) -> Sequence[Send]:
     """For each path a word that no body may have in its place, and an unknown kind of part."""
-    posts = [Post(path, _json(fields | {"model": 1})) for path, fields in SMALL.items()]
+    posts = [Post(path, body_of(fields | {"model": 1})) for path, fields in SMALL.items()]
     turns: tuple[Any, ...] = (
         [{"role": "nobody", "content": "hi"}],
         [{"role": "user", "content": [{"type": "nothing", "text": "hi"}]}],
     )
     posts += [
-        Post(path, _json({"messages": turn, "max_tokens": 2})) for path in (CHAT, MESSAGES) for turn in turns
+        Post(path, body_of({"messages": turn, "max_tokens": 2}))
+        for path in (CHAT, MESSAGES)
+        for turn in turns
     ]
-    posts += [_chat(response_format={"type": "nothing"}), _chat(temperature=3)]
+    posts += [chat_post(response_format={"type": "nothing"}), chat_post(temperature=3)]
     form = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\ndemo\r\n--x--\r\n'
     return (*posts, *(Post(path, form, "multipart/form-data; boundary=x") for path in FORMS))
 
@@ -181,14 +118,14 @@ def long_texts(scale: float) -> Sequence[Send]:
         ("/v1/completions", {"prompt": text, "max_tokens": 2}),
         ("/tokenize", {"prompt": text}),
     )
-    return tuple(Post(path, _json(fields)) for path, fields in bodies) * 4
+    return tuple(Post(path, body_of(fields)) for path, fields in bodies) * 4
 
 
 def stop_strings(scale: float) -> Sequence[Send]:
     stops = ["x" * int(2_000_000 * scale)] * 16
     return (
-        _chat(stop=stops, n=16),
-        Post("/v1/completions", _json({"prompt": "hi", "stop": stops, "n": 16, "max_tokens": 2})),
+        chat_post(stop=stops, n=16),
+        Post("/v1/completions", body_of({"prompt": "hi", "stop": stops, "n": 16, "max_tokens": 2})),
     )
 
 
@@ -197,15 +134,15 @@ def many_items(scale: float) -> Sequence[Send]:
     block = {"type": "text", "text": "x"}
     turn = [{"role": "user", "content": [block] * int(150_000 * scale)}]
     return (
-        Post(RESPONSES, _json({"input": [call] * int(25_000 * scale)})),
-        Post(MESSAGES, _json({"messages": turn, "max_tokens": 2})),
+        Post(RESPONSES, body_of({"input": [call] * int(25_000 * scale)})),
+        Post(MESSAGES, body_of({"messages": turn, "max_tokens": 2})),
     )
 
 
 def long_answers(scale: float) -> Sequence[Send]:
     tokens = int(3000 * scale)
     fields = {"max_tokens": tokens, "min_tokens": tokens, "ignore_eos": True}
-    return tuple(_chat(f"q{number}", **fields) for number in range(128))
+    return tuple(chat_post(f"q{number}", **fields) for number in range(128))
 
 
 def many_inputs(scale: float) -> Sequence[Send]:
@@ -215,13 +152,13 @@ def many_inputs(scale: float) -> Sequence[Send]:
         **dict.fromkeys(("/v1/rerank", "/rerank"), {"query": "red", "documents": texts}),
         **dict.fromkeys(("/v1/score", "/score"), {"text_1": "red", "text_2": texts}),
     }
-    return tuple(Post(path, _json(fields)) for path, fields in bodies.items())
+    return tuple(Post(path, body_of(fields)) for path, fields in bodies.items())
 
 
 def _salted(part: dict[str, Any], count: int, **fields: Any) -> tuple[Post, ...]:
     """The same file as another item each time."""
     content = [part, {"type": "text", "text": "x"}]
-    return tuple(_chat(content, cache_salt=f"salt{number}", **fields) for number in range(count))
+    return tuple(chat_post(content, cache_salt=f"salt{number}", **fields) for number in range(count))
 
 
 def slow_videos(scale: float) -> Sequence[Send]:
@@ -245,10 +182,6 @@ def slow_sounds(scale: float) -> Sequence[Send]:
         "input_audio": {"data": base64.b64encode(sound).decode(), "format": "flac"},
     }
     return (*(Post(path, body, "multipart/form-data; boundary=x") for path in FORMS), *_salted(part, 4))
-
-
-def _posts(*paths: str) -> frozenset[str]:
-    return frozenset(f"POST {path}" for path in paths)
 
 
 FLOODS: dict[str, Flood] = {
@@ -289,7 +222,7 @@ FLOODS: dict[str, Flood] = {
             "small bodies with one wrong word, 4 at once",
             "text",
             "loop",
-            _posts(*SMALL, *FORMS),
+            at_paths(*SMALL, *FORMS),
             wrong_bodies,
             4,
             again=True,
@@ -342,7 +275,7 @@ FLOODS: dict[str, Flood] = {
             "16 texts of 8 MB",
             "text",
             "parser",
-            _posts(CHAT, "/v1/completions", "/tokenize"),
+            at_paths(CHAT, "/v1/completions", "/tokenize"),
             long_texts,
             16,
             again=True,
@@ -352,7 +285,7 @@ FLOODS: dict[str, Flood] = {
             "two calls of 16 answers with 16 stop strings of 2 MB",
             "text",
             "parser",
-            _posts(CHAT, "/v1/completions"),
+            at_paths(CHAT, "/v1/completions"),
             stop_strings,
             2,
             again=True,
@@ -362,7 +295,7 @@ FLOODS: dict[str, Flood] = {
             "25,000 function calls to /v1/responses, and 150,000 blocks to /v1/messages",
             "large picture",
             "parser",
-            _posts(RESPONSES, MESSAGES),
+            at_paths(RESPONSES, MESSAGES),
             many_items,
             2,
             again=True,
@@ -372,7 +305,7 @@ FLOODS: dict[str, Flood] = {
             "128 answers of 3,000 tokens",
             "text",
             "engine",
-            _posts(CHAT),
+            at_paths(CHAT),
             long_answers,
             128,
         ),
@@ -381,7 +314,7 @@ FLOODS: dict[str, Flood] = {
             "2,048 inputs to embed, to rank and to score, 5 calls at once",
             "text",
             "engine",
-            _posts("/v1/embeddings", "/v1/rerank", "/rerank", "/v1/score", "/score"),
+            at_paths("/v1/embeddings", "/v1/rerank", "/rerank", "/v1/score", "/score"),
             many_inputs,
             5,
             again=True,
@@ -392,7 +325,7 @@ FLOODS: dict[str, Flood] = {
             "6 videos of 6 MB, each of 60,000 frames in one group",
             "picture",
             "decoder",
-            _posts(CHAT),
+            at_paths(CHAT),
             slow_videos,
             6,
             again=True,
@@ -402,7 +335,7 @@ FLOODS: dict[str, Flood] = {
             "12 PNGs of 78 KB, one pixel wide and 39,999,999 high",
             "picture",
             "decoder",
-            _posts(CHAT),
+            at_paths(CHAT),
             slow_pictures,
             12,
             again=True,
@@ -412,12 +345,13 @@ FLOODS: dict[str, Flood] = {
             "FLAC files of 600 s in 8 channels of 192 kHz, 6 at once",
             "picture",
             "decoder",
-            _posts(CHAT, *FORMS),
+            at_paths(CHAT, *FORMS),
             slow_sounds,
             6,
             again=True,
             page=False,
         ),
+        *ODDITIES,
     )
 }
 

@@ -7,7 +7,7 @@ import math
 import time
 from dataclasses import dataclass, field
 
-from benchmarks.fairness.floods import Question, question
+from benchmarks.fairness.flood import Question, question
 from benchmarks.fairness.sends import Client, Door
 
 #: Between two of B's requests.

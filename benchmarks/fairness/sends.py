@@ -26,6 +26,8 @@ class Post:
     path: str
     body: bytes
     content_type: str = "application/json"
+    #: The client goes with the first bytes of the reply.
+    leaves: bool = False
 
     @property
     def doors(self) -> frozenset[str]:
@@ -59,7 +61,32 @@ class Gets:
         return frozenset(f"GET {path}" for path in self.paths)
 
 
-Send = Post | Call | Gets
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """Bytes of HTTP as they are, of which the replies are read until the server closes; `{key}` is the
+    client's credentials. `path`: where the last request goes."""
+
+    path: str
+    data: bytes
+
+    @property
+    def doors(self) -> frozenset[str]:
+        return frozenset({self.path})
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """One gRPC call, so many times at once over one connection."""
+
+    call: Call
+    count: int
+
+    @property
+    def doors(self) -> frozenset[str]:
+        return self.call.doors
+
+
+Send = Post | Call | Gets | Raw | Calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +122,13 @@ class Client:
             match what:
                 case Post():
                     return str((await self.post(what))[0])
+                case Raw():
+                    return str(
+                        (await self._exchange(what.data.replace(b"{key}", self._credentials().encode())))[0]
+                    )
+                case Calls():
+                    ended = await asyncio.gather(*(self._call(what.call) for _ in range(what.count)))
+                    return max(set(ended), key=ended.count)
                 case Call():
                     return await self._call(what)
                 case Gets():
@@ -106,12 +140,13 @@ class Client:
         """Status and body; 0 where the connection ended without a reply."""
         head = f"POST {what.path} HTTP/1.1\r\nHost: localhost\r\n{self._credentials()}"
         head += f"Content-Type: {what.content_type}\r\nContent-Length: {len(what.body)}\r\n"
-        return await self._exchange(f"{head}Connection: close\r\n\r\n".encode(), what.body)
+        head += "Connection: close\r\n\r\n"
+        return await self._exchange(head.encode(), what.body, whole=not what.leaves)
 
     def _credentials(self) -> str:
         return f"Authorization: Bearer {self._key}\r\n" if self._key else ""
 
-    async def _exchange(self, head: bytes, body: bytes = b"") -> tuple[int, bytes]:
+    async def _exchange(self, head: bytes, body: bytes = b"", whole: bool = True) -> tuple[int, bytes]:
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", self._door.port, local_addr=(self._address, 0), limit=1 << 20
         )
@@ -119,7 +154,7 @@ class Client:
             writer.write(head)
             writer.write(body)
             # A refusal may come before the body's end, and the connection's end with it.
-            reply = await reader.read(-1)
+            reply = await reader.read(-1 if whole else 1 << 16)
         finally:
             writer.close()
             with contextlib.suppress(OSError):

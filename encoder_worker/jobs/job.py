@@ -1,16 +1,15 @@
-"""The job of one item in an encoder worker, the streams that wait for it, their events and their spans."""
+"""The job of one item in an encoder worker, the streams that wait for it, and their spans."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from triptych.base.errors import RequestError
 from triptych.base.log import log_fields
 from triptych.base.tracing import attributes as names
 from triptych.base.tracing.context import Producers, SpanContext, hex_trace_id, to_bytes
 from triptych.base.tracing.tracer import Span, SpanKind, Tracer
-from triptych.base.types import EmbeddingSource, ItemPlan
+from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import EncoderOutput
 from triptych.encoder_worker.engine import TowerItem
 from triptych.encoder_worker.job_spec import JobSpec
@@ -20,6 +19,9 @@ from triptych.encoder_worker.media.shared_clips import ClipHold
 from triptych.encoder_worker.media.work import DecodeWork
 from triptych.encoder_worker.scheduler import EncoderItem
 from triptych.models.base import PreparedItem
+from triptych.protos.convert import plan_to_proto
+from triptych.protos.encoder_pb2 import EncodeEvent, ItemReady
+from triptych.protos.job_events import NEED_MEDIA, WAITS
 
 
 class StreamTrace:
@@ -80,64 +82,12 @@ class JobTrace:
 
     def end(self, job: EncodeJob) -> None:
         """The job has ended: hands in the stages that it went through."""
-        times, tracer = job.timings, self._tracer
-        tracer.stage("preprocess", self.context, job.prepare_started, times.preprocess)
-        tracer.stage("wait for tower", self.context, job.queued_since, times.queue)
-        if self.tower is not None and job.encoded_at and times.work > 0.0:
+        spent, tracer = job.ready, self._tracer
+        tracer.stage("preprocess", self.context, job.prepare_started, spent.preprocess_seconds)
+        tracer.stage("wait for tower", self.context, job.queued_since, spent.queue_seconds)
+        if self.tower is not None and job.encoded_at and spent.work_seconds > 0.0:
             tracer.end(self.tower, job.encoded_at)
-        tracer.stage("save", self.context, job.save_started, times.save)
-
-
-@dataclass(slots=True)
-class JobTimings:
-    """Durations of a job's phases in seconds."""
-
-    queue: float = 0.0
-    preprocess: float = 0.0
-    encode: float = 0.0
-    save: float = 0.0
-    #: The item's part of `encode`, which is the batch's.
-    work: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """The item's plan; there is no embedding yet."""
-
-    plan: ItemPlan
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """The embedding is in the store, or can be read at its `source`: a stream's last event."""
-
-    plan: ItemPlan
-    already_stored: bool
-    timings: JobTimings
-    source: EmbeddingSource | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MediaNeeded:
-    """The prepared pixels were dropped: the client has to send all media frames again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The job failed: a stream's last event. `owner_*`: the worker that holds the item's lease."""
-
-    error: RequestError
-    retryable: bool
-    owner_address: str = ""
-    owner_token: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Waits:
-    """Keep-alive: tower or decoders make progress on other items, or decoders on this one."""
-
-
-JobEvent = Planned | Ready | MediaNeeded | Waits | Failed
+        tracer.stage("save", self.context, job.save_started, spent.save_seconds)
 
 
 @dataclass(eq=False, slots=True)
@@ -147,7 +97,7 @@ class Waiter:
     spec: JobSpec
     job: EncodeJob
     deadline: float
-    send: Callable[[JobEvent], None]
+    send: Callable[[EncodeEvent], None]
     plan_sent: bool = False
     permitted: bool = False
     #: The media were asked for again and no frame has arrived yet.
@@ -170,28 +120,29 @@ class Waiter:
 
     def want_media(self) -> None:
         self.media_needed = True
-        self.send(MediaNeeded())
+        self.send(NEED_MEDIA)
 
-    def send_plan(self, plan: ItemPlan) -> None:
+    def send_plan(self) -> None:
         if not self.plan_sent and not self.ended:
             self.plan_sent = True
-            self.send(Planned(plan))
+            self.send(EncodeEvent(planned=self.job.ready.plan))
 
-    def end(self, event: Ready | Failed) -> None:
+    def end(self, event: EncodeEvent) -> None:
+        """Sends the last event, `ready` or `failed`."""
         if not self.ended:
             self.ended = True
             self.send(event)
             self.end_trace(event)
 
-    def end_trace(self, event: Ready | Failed | None) -> None:
+    def end_trace(self, event: EncodeEvent | None) -> None:
         """Hands in the stream's span, once; without an event the proxy has left."""
         trace, self.trace = self.trace, None
         if trace is None:
             return
-        if isinstance(event, Ready):
-            trace.end(self, "", already_stored=event.already_stored)
+        if event is None:
+            trace.end(self, "cancelled")
         else:
-            trace.end(self, "cancelled" if event is None else event.error.code)
+            trace.end(self, event.failed.error.code, already_stored=event.ready.already_stored)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -219,9 +170,9 @@ class EncodeJob(EncoderItem):
     encoded_at: float = 0.0
     save_started: float = 0.0
     save_error: str = ""
-    #: Where PD workers can read the output, while its save goes on.
-    source: EmbeddingSource | None = None
-    timings: JobTimings = field(default_factory=JobTimings)
+    #: Its last event in the making: the plan, the seconds of its phases, and where PD workers can read the
+    #: output while its save goes on.
+    ready: ItemReady = field(default_factory=ItemReady)
     #: Where a stream's trace is recorded.
     trace: JobTrace | None = None
     ended: bool = False
@@ -286,8 +237,9 @@ class EncodeJob(EncoderItem):
     def set_plan(self, plan: ItemPlan) -> None:
         """Keeps the plan and sends it to every waiter."""
         self.plan = plan
+        self.ready.plan.CopyFrom(plan_to_proto(plan))
         for waiter in list(self.waiters):
-            waiter.send_plan(plan)
+            waiter.send_plan()
 
     def tower_item(self) -> TowerItem:
         """The engine's view of a planned job."""
@@ -303,26 +255,26 @@ class EncodeJob(EncoderItem):
         )
 
     def send_waits(self) -> None:
-        """Sends `Waits` to the streams that have permission, or all while there is no plan."""
+        """Sends `waits` to the streams that have permission, or all while there is no plan."""
         for waiter in self.waiters:
             if (waiter.permitted or self.plan is None) and not waiter.ended:
-                waiter.send(Waits())
+                waiter.send(WAITS)
 
     def answer_direct(self) -> None:
         """Ends the streams whose PD workers can read the output already; the others wait for the save."""
-        if self.source is not None and self.plan is not None:
+        if self.ready.HasField("source") and self.plan is not None:
             ready = [waiter for waiter in self.waiters if waiter.spec.direct and waiter.permitted]
             self.waiters = [waiter for waiter in self.waiters if waiter not in ready]
-            _end_all(ready, Ready(self.plan, False, self.timings, self.source))
+            _end_all(ready, EncodeEvent(ready=self.ready))
 
-    def end(self, event: Ready | Failed) -> None:
+    def end(self, event: EncodeEvent) -> None:
         """Sends the last event to every waiter."""
         waiters, self.waiters = self.waiters, []
         _end_all(waiters, event)
 
 
-def _end_all(waiters: Iterable[Waiter], event: Ready | Failed) -> None:
+def _end_all(waiters: Iterable[Waiter], event: EncodeEvent) -> None:
     for waiter in waiters:
-        if isinstance(event, Ready):
-            waiter.send_plan(event.plan)
+        if event.HasField("ready"):
+            waiter.send_plan()
         waiter.end(event)

@@ -14,7 +14,7 @@ from triptych.base.types import SEGMENT
 from triptych.ec_connector.base import OutputCache
 from triptych.encoder_worker.engine import EncoderEngine
 from triptych.encoder_worker.job_spec import ItemFormat
-from triptych.encoder_worker.jobs.job import EncodeJob, Failed
+from triptych.encoder_worker.jobs.job import EncodeJob
 from triptych.encoder_worker.jobs.same_rows import SameRows
 from triptych.encoder_worker.jobs.single_flight import JobSaves, SingleFlight
 from triptych.encoder_worker.jobs.table import EncodeJobs, JobMetrics, JobStreams
@@ -22,6 +22,8 @@ from triptych.encoder_worker.media.budget import MediaBudget
 from triptych.encoder_worker.media.preparer import Preparer
 from triptych.encoder_worker.media.work import Abandoned, TooHeavy
 from triptych.encoder_worker.scheduler import EncoderScheduler
+from triptych.protos import job_events
+from triptych.protos.encoder_pb2 import EncodeEvent
 
 
 class BackgroundTasks:
@@ -46,9 +48,9 @@ class BackgroundTasks:
 
 logger = logging.getLogger(__name__)
 
-#: Least seconds between two `Waits` to a proxy, far below the proxy's timeout for them.
+#: Least seconds between two `waits` to a proxy, far below the proxy's timeout for them.
 WAITS_SECONDS = 1.0
-#: Seconds between two `Waits` for jobs that wait for their decode or are in it, likewise.
+#: Seconds between two `waits` for jobs that wait for their decode or are in it, likewise.
 DECODING_SECONDS = 10.0
 #: The tower pauses while saves of more bytes are under way.
 SAVING_BYTES = 256 << 20
@@ -182,7 +184,7 @@ class JobLoop:
         if job.ended:
             return
         job.prepared = prepared
-        job.timings.preprocess += time.monotonic() - start
+        job.ready.preprocess_seconds += time.monotonic() - start
         job.set_plan(plan)
         if segment and self._same_rows is not None and job.waiters and self._jobs.reaches_store():
             job.output = await self._same_rows.output(plan, prepared, job.waiters[0].spec.salt)
@@ -191,35 +193,36 @@ class JobLoop:
             self._scheduler.prepared(job, nbytes=prepared.nbytes, cost=cost)
         self._changed.set()
 
-    def _refused(self, job: EncodeJob, error: Exception) -> Failed:
+    def _refused(self, job: EncodeJob, error: Exception) -> EncodeEvent:
         if isinstance(error, Abandoned):
-            return Failed(Unavailable("the item's decode was ended", retry_after=1), retryable=True)
+            ended = Unavailable("the item's decode was ended", retry_after=1)
+            return job_events.failed(ended, retryable=True)
         if isinstance(error, RequestError):
-            return Failed(error, retryable=error.status >= 500)
+            return job_events.failed(error, retryable=error.status >= 500)
         logger.error("preprocessing of %s failed", short(job.mm_hash), exc_info=error, extra=job.log_extra)
         modality = self._format.modality
-        return Failed(InternalError(f"{modality}: preprocessing failed", param=modality), retryable=False)
+        bug = InternalError(f"{modality}: preprocessing failed", param=modality)
+        return job_events.failed(bug, retryable=False)
 
     async def _encode(self, batch: Sequence[EncodeJob]) -> None:
         for job in batch:
-            job.timings.queue = time.monotonic() - job.queued_since
+            job.ready.queue_seconds = time.monotonic() - job.queued_since
         try:
             jobs = await self._single_flight.claim(batch)
             if self._producers is not None:
                 self._note_producers(jobs, self._producers)
             items = list(map(EncodeJob.tower_item, jobs))
             if items:
-                done = await asyncio.wrap_future(self._engine.encode(items))
-                self._metrics.batch(done)
+                await asyncio.wrap_future(self._engine.encode(items))
                 if time.monotonic() - self._waits_sent >= WAITS_SECONDS:
                     self._waits_sent = time.monotonic()
                     for job in self._scheduler.waiting():
                         job.send_waits()
         except Exception:
             logger.exception("a batch could not begin")
-            failed = Failed(InternalError("the encoder failed before the item's batch began"), retryable=True)
+            error = InternalError("the encoder failed before the item's batch began")
             for job in batch:
-                self._jobs.end(job, failed)
+                self._jobs.end(job, job_events.failed(error, retryable=True))
         finally:
             self._tower_busy = False
             self._changed.set()

@@ -13,9 +13,12 @@ from typing import Protocol
 from triptych.base.errors import InternalError, RequestError, Unavailable
 from triptych.base.log import short
 from triptych.base.types import ItemPlan
-from triptych.encoder_worker.engine import Encoded, EncoderEngine, EngineEvent, Offered, Saved
-from triptych.encoder_worker.jobs.job import EncodeJob, Failed, Ready
+from triptych.encoder_worker.engine import Encoded, EncoderEngine
+from triptych.encoder_worker.jobs.job import EncodeJob
 from triptych.encoder_worker.jobs.table import EncodeJobs, JobMetrics
+from triptych.protos import job_events
+from triptych.protos.convert import plan_to_proto
+from triptych.protos.encoder_pb2 import EncodeEvent
 from triptych.registry.leases import LeaseKeeper, OwnedBy
 from triptych.registry.registry import StorePatience
 from triptych.store.control import StoreUnavailable
@@ -59,7 +62,9 @@ class SingleFlight:
             logger.warning("the store cannot be reached: going on without looking up %d items", len(jobs))
         for job, plan in zip(jobs, plans, strict=True):
             if plan is not None and job.waiters and not job.damaged_digest:
-                self._jobs.end(job, Ready(plan, True, job.timings))
+                job.ready.plan.CopyFrom(plan_to_proto(plan))
+                job.ready.already_stored = True
+                self._jobs.end(job, EncodeEvent(ready=job.ready))
         self._wanted(jobs)
 
     async def claim(self, jobs: Sequence[EncodeJob]) -> list[EncodeJob]:
@@ -73,7 +78,10 @@ class SingleFlight:
         for job, owner in zip(jobs, owners, strict=True):
             if owner is not None and job.waiters:
                 error = Unavailable("another encoder worker is encoding the item", retry_after=1)
-                self._jobs.end(job, Failed(error, True, owner.address, owner.token))
+                taken = job_events.failed(
+                    error, retryable=True, owner_address=owner.address, owner_token=owner.token
+                )
+                self._jobs.end(job, taken)
         return self._wanted(jobs)
 
     async def _lease(self, job: EncodeJob) -> OwnedBy | None:
@@ -117,32 +125,32 @@ class JobSaves:
         #: Bytes of unfinished saves.
         self.nbytes = 0
 
-    def on_engine(self, event: EngineEvent) -> None:
+    def on_engine(self, mm_hash: str, event: Encoded | EncodeEvent) -> None:
         """Handles an engine event for the item's job, if that still exists."""
         if isinstance(event, Encoded):
-            if (job := self._jobs.get(event.mm_hash)) is not None:
+            if (job := self._jobs.get(mm_hash)) is not None:
                 self._encoded(job, event)
-        elif (job := self._saving.get(event.mm_hash)) is None:
+        elif (job := self._saving.get(mm_hash)) is None:
             logger.debug("the engine reports a save without a job")
-        elif isinstance(event, Offered):
-            job.source = event.source
-            job.timings.save = time.monotonic() - job.save_started
+        elif event.ready.HasField("source"):
+            job.ready.source.CopyFrom(event.ready.source)
+            job.ready.save_seconds = time.monotonic() - job.save_started
             job.answer_direct()
-        elif isinstance(event, Saved):
+        elif event.HasField("ready"):
             self._saved(job)
         else:
+            job.save_error = event.failed.error.message
             log = logger.warning if job.waiters else logger.info
             log(
                 "the save of %s failed (%s)",
                 short(job.mm_hash),
-                event.reason,
+                job.save_error,
                 extra=job.log_extra,
             )
-            job.save_error = event.reason
             asyncio.get_running_loop().call_later(RETRY_SECONDS, self._save, job)
 
     def _encoded(self, job: EncodeJob, event: Encoded) -> None:
-        job.timings.encode, job.timings.work = event.seconds, event.work
+        job.ready.encode_seconds, job.ready.work_seconds = event.seconds, event.work
         job.encoded_at = time.monotonic()
         job.prepared = None
         if event.error is not None or event.output is None:
@@ -156,9 +164,9 @@ class JobSaves:
             self._save(job)
 
     def _saved(self, job: EncodeJob) -> None:
-        plan, job.timings.save = self._end_save(job), time.monotonic() - job.save_started
-        self._metrics.saved(plan.nbytes, job.timings.save)
-        self._jobs.end(job, Ready(plan, False, job.timings, job.source))
+        plan, job.ready.save_seconds = self._end_save(job), time.monotonic() - job.save_started
+        self._metrics.saved(plan.nbytes, job.ready.save_seconds)
+        self._jobs.end(job, EncodeEvent(ready=job.ready))
 
     def _save(self, job: EncodeJob) -> None:
         """Saves (again) while a stream waits, which the streams' deadlines bound."""
@@ -175,7 +183,7 @@ class JobSaves:
         return job.output.plan
 
 
-def _tower_failure(error: Exception | None) -> Failed:
+def _tower_failure(error: Exception | None) -> EncodeEvent:
     if isinstance(error, RequestError):
-        return Failed(error, retryable=error.status >= 500)
-    return Failed(InternalError("the tower failed on the item"), retryable=True)
+        return job_events.failed(error, retryable=error.status >= 500)
+    return job_events.failed(InternalError("the tower failed on the item"), retryable=True)

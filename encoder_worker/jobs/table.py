@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from triptych.base.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestError, Unavailable
 from triptych.base.metrics import EncoderMetrics
 from triptych.encoder_worker.decode_places import DecodePlace, DecodePlaces
-from triptych.encoder_worker.engine import BatchDone
 from triptych.encoder_worker.job_spec import JobSpec
-from triptych.encoder_worker.jobs.job import EncodeJob, Failed, JobEvent, JobTrace, Ready, StreamTrace, Waiter
+from triptych.encoder_worker.jobs.job import EncodeJob, JobTrace, StreamTrace, Waiter
 from triptych.encoder_worker.media.budget import MediaReservation
 from triptych.encoder_worker.media.preparer import Preparer
 from triptych.encoder_worker.scheduler import EncoderScheduler, SchedulerCounts, Stage
+from triptych.protos.encoder_pb2 import EncodeEvent
+from triptych.protos.job_events import failed
 from triptych.registry.leases import LeaseKeeper
 
 
@@ -35,13 +36,13 @@ class JobMetrics:
         self._metrics.inflight.set(counts.encoding)
         self._metrics.prepared_bytes.set(counts.prepared_bytes)
 
-    def batch(self, done: BatchDone) -> None:
-        """Counts a finished batch, unless all its outputs were kept from earlier jobs."""
-        self._metrics.tower_calls.inc(done.calls)
-        self._metrics.tower_items.inc(done.items)
-        if done.items:
-            self._metrics.batch_items.observe(done.items)
-            self._metrics.encode_seconds.observe(done.seconds)
+    def batch(self, items: int, calls: int, seconds: float) -> None:
+        """Counts a finished batch, unless all its outputs were kept from earlier jobs. From any thread."""
+        self._metrics.tower_calls.inc(calls)
+        self._metrics.tower_items.inc(items)
+        if items:
+            self._metrics.batch_items.observe(items)
+            self._metrics.encode_seconds.observe(seconds)
 
     def saved(self, nbytes: int, seconds: float) -> None:
         """Counts a save that has completed."""
@@ -65,9 +66,9 @@ class JobMetrics:
         for place in DecodePlace:
             self._metrics.decodes.labels(self._model_name, place.value).set(places.used(place))
 
-    def failed(self, error: RequestError) -> None:
-        """Counts a failed job or stream."""
-        self._metrics.failures.labels(self._model_name, error.code).inc()
+    def failed(self, code: str) -> None:
+        """Counts a failed job or stream, by its error's code."""
+        self._metrics.failures.labels(self._model_name, code).inc()
 
 
 logger = logging.getLogger(__name__)
@@ -155,13 +156,13 @@ class EncodeJobs:
         if full:
             raise Overloaded("this encoder worker has too many jobs open", retry_after=1)
 
-    def end(self, job: EncodeJob, event: Ready | Failed) -> None:
-        """Ends the job: sends `event` to all its streams. Idempotent."""
+    def end(self, job: EncodeJob, event: EncodeEvent) -> None:
+        """Ends the job: sends `event`, `ready` or `failed`, to all its streams. Idempotent."""
         if job.ended:
             return
-        if isinstance(event, Failed):
-            self._metrics.failed(event.error)
-        elif event.already_stored:
+        if event.HasField("failed"):
+            self._metrics.failed(event.failed.error.code)
+        elif event.ready.already_stored:
             self._metrics.already_stored()
         job.end(event)
         self.forget(job)
@@ -187,22 +188,22 @@ class EncodeJobs:
         for job in self.open_jobs():
             if any(waiter.spec.direct for waiter in job.waiters):
                 continue
-            self.end(job, Failed(_unreachable(), retryable=True))
+            self.end(job, failed(_unreachable(), retryable=True))
 
     async def drain(self, grace: float) -> None:
         """Refuses new jobs, finishes those with permission, fails the others at once as retryable."""
         self._draining = True
-        failed = Failed(Unavailable("this encoder worker is shutting down", retry_after=1), retryable=True)
+        leaves = failed(Unavailable("this encoder worker is shutting down", retry_after=1), retryable=True)
         for job in self.open_jobs():
             if job.stage is not Stage.ENCODING and not job.permitted:
-                self.end(job, failed)
+                self.end(job, leaves)
         try:
             async with asyncio.timeout(grace):
                 await self._empty.wait()
         except TimeoutError:
             logger.warning("%d jobs did not end in time and fail as retryable", len(self))
         for job in self.open_jobs():
-            self.end(job, failed)
+            self.end(job, leaves)
 
 
 def _unreachable() -> Unavailable:
@@ -227,7 +228,7 @@ class JobStreams:
         self._changed = changed
 
     def join(
-        self, spec: JobSpec, send: Callable[[JobEvent], None], trace: StreamTrace | None = None
+        self, spec: JobSpec, send: Callable[[EncodeEvent], None], trace: StreamTrace | None = None
     ) -> Waiter:
         """Adds a stream to its item's job. Raises Overloaded or Unavailable when it cannot join."""
         job = self._jobs.open(spec)
@@ -236,7 +237,7 @@ class JobStreams:
             job.trace = JobTrace(trace)
         job.waiters.append(waiter)
         if job.plan is not None:
-            waiter.send_plan(job.plan)
+            waiter.send_plan()
         self._changed.set()
         return waiter
 
@@ -319,8 +320,8 @@ class JobStreams:
     def fail(self, waiter: Waiter, error: RequestError, *, retryable: bool) -> None:
         """Ends one stream and leaves its job to the other streams."""
         if not waiter.ended:
-            self._metrics.failed(error)
-            waiter.end(Failed(error, retryable))
+            self._metrics.failed(error.code)
+            waiter.end(failed(error, retryable=retryable))
         self.leave(waiter)
 
     def fail_late(self, waiter: Waiter) -> None:

@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Iterator
 
-import numpy as np
 from PIL import Image
 
 logger = logging.getLogger(__name__)
@@ -73,6 +72,8 @@ def _is_deep(header: Image.Image) -> bool:
 
 
 def _reference_clip() -> Iterator[bytes]:
+    import numpy as np
+
     noise = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
     for turn in range(_REFERENCE_FRAMES):
         file = io.BytesIO()

@@ -7,10 +7,13 @@ import io
 import logging
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from PIL import Image
+
+if TYPE_CHECKING:
+    # A process that decodes one picture is not to wait for it.
+    import numpy as np
 
 logger = logging.getLogger(__name__)
 
@@ -42,15 +45,15 @@ class ArrayImage(Image.Image):
     def __init__(self, pixels: np.ndarray) -> None:
         super().__init__()
         self._mode, self._size = "RGB", (pixels.shape[1], pixels.shape[0])
-        self._pixels = pixels
+        self.pixels = pixels
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        return self._pixels.__array_interface__
+        return self.pixels.__array_interface__
 
     def load(self) -> Any:
         if self._im is None:
-            self._im = Image.fromarray(self._pixels).im
+            self._im = Image.fromarray(self.pixels).im
         return super().load()
 
 
@@ -69,6 +72,8 @@ def decode_jpeg(data: bytes, header: Image.Image, orientation: int) -> Image.Ima
         pixels = codec.decode_jpeg(data, "RGB")
     except ValueError:
         return None
+    import numpy as np
+
     return ArrayImage(np.ascontiguousarray(_TURNS[orientation](pixels)))
 
 
@@ -80,6 +85,8 @@ def _codec() -> ModuleType | None:
     except ImportError as error:
         logger.warning("JPEG files are decoded by Pillow, a third slower (%s): pip install simplejpeg", error)
         return None
+    import numpy as np
+
     for proof in _proofs():
         with Image.open(io.BytesIO(proof)) as picture:
             if not np.array_equal(simplejpeg.decode_jpeg(proof, "RGB"), np.asarray(picture.convert("RGB"))):
@@ -92,6 +99,8 @@ def _codec() -> ModuleType | None:
 
 
 def _proofs() -> Iterator[bytes]:
+    import numpy as np
+
     noise = np.random.default_rng(0)
     for proof in _PROOFS:
         width, height = proof["size"]

@@ -18,13 +18,12 @@ _MEMORY = 3 << 30
 
 def write_picture(data: bytes, limits: dict[str, Any], out: BinaryIO) -> None:
     """The size of the upright RGB picture, and its pixels."""
-    import numpy as np
-
     from triptych.encoder_worker.media.formats import decode_image
+    from triptych.encoder_worker.media.jpeg import ArrayImage
 
-    pixels = np.asarray(decode_image(data, max_pixels=int(limits["pixels"])))
-    out.write(json.dumps({"height": pixels.shape[0], "width": pixels.shape[1]}).encode() + b"\n")
-    out.write(np.ascontiguousarray(pixels).data)
+    picture = decode_image(data, max_pixels=int(limits["pixels"]))
+    out.write(json.dumps(dict(zip(("width", "height"), picture.size, strict=True))).encode() + b"\n")
+    out.write(picture.pixels.data if isinstance(picture, ArrayImage) else picture.tobytes())
 
 
 def write_sound(data: bytes, limits: dict[str, Any], out: BinaryIO) -> None:

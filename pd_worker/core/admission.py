@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from triptych.base.config import format_size
-from triptych.base.errors import ContextTooLong, InvalidRequest, RequestError
+from triptych.base.errors import ConfigError, ContextTooLong, InvalidRequest, RequestError
 from triptych.base.types import MMFeature
 from triptych.pd_worker.core.request import EngineRequest, RequestOrder
 from triptych.pd_worker.core.tenant_turns import TenantTurns
@@ -79,6 +79,10 @@ class Admission:
     def holds(self, request_id: str, key: str) -> bool:
         """Whether the request has a reservation of the key."""
         return key in self._keys.get(request_id, ())
+
+    def holds_any(self, request_id: str) -> bool:
+        """Whether the request has any reservation."""
+        return request_id in self._keys
 
     def release(self, request_id: str, key: str) -> None:
         """Drops the request's reservation of the key. Idempotent."""
@@ -161,7 +165,9 @@ class RequestsInTurns(Generic[R]):
 
     def add(self, request: R) -> None:
         """Idempotent."""
-        self._tenants.setdefault(request.tenant, OrderedRequests()).add(request)
+        if (requests := self._tenants.get(request.tenant)) is None:
+            requests = self._tenants[request.tenant] = OrderedRequests()
+        requests.add(request)
 
     def discard(self, request: R) -> None:
         """Idempotent."""
@@ -182,14 +188,15 @@ class RequestsInTurns(Generic[R]):
     @property
     def first(self) -> R | None:
         """The next one of all."""
-        return self._tenants[self._next(self._tenants)].first if self._tenants else None
+        tenants = self._tenants
+        return tenants[self._next(tenants)].first if tenants else None
 
     def one_by_one(self) -> Iterator[R]:
         """Each once; the next one is chosen when it is asked for, so that requests may come and go."""
         last: dict[str, R] = {}
         done: set[str] = set()
         while left := [tenant for tenant in self._tenants if tenant not in done]:
-            tenant = left[0] if len(left) == 1 else self._next(left)
+            tenant = self._next(left)
             if (request := self._tenants[tenant].after(last.get(tenant))) is None:
                 done.add(tenant)
                 continue
@@ -197,6 +204,8 @@ class RequestsInTurns(Generic[R]):
             yield request
 
     def _next(self, tenants: Collection[str]) -> str:
+        if len(tenants) == 1:
+            return next(iter(tenants))
         return self._turns.next(tenants, None if self._held is None else self._held.tenant)
 
 
@@ -254,10 +263,17 @@ class SchedulerLimits:
     max_num_batched_tokens: int
     max_model_len: int
 
+    def __post_init__(self) -> None:
+        if self.max_num_batched_tokens < 2:
+            raise ConfigError(
+                f"--max-num-batched-tokens {self.max_num_batched_tokens} leaves no token for prompts while "
+                "text decodes: give 2 or more, or 0 for the device's own"
+            )
+
     @property
     def prefill_cap(self) -> int:
         """Prefill tokens of a step while text decodes: half the budget, so that tokens keep coming."""
-        return max(1, self.max_num_batched_tokens // 2)
+        return self.max_num_batched_tokens // 2
 
     @property
     def fewest_overlap_tokens(self) -> int:

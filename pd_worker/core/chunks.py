@@ -8,7 +8,7 @@ from itertools import islice
 from triptych.pd_worker.core.admission import OrderedRequests, SchedulerLimits
 from triptych.pd_worker.core.items.tracker import ItemTracker, Readiness
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
-from triptych.pd_worker.core.kv_cache.state_slots import StateCopy
+from triptych.pd_worker.core.kv_cache.state_slots import StateCopy, StateSlots
 from triptych.pd_worker.core.outputs import (
     GatheredRows,
     OverlapStats,
@@ -38,13 +38,14 @@ class ChunkMaker:
         blocks = tuple(self._kv.table(state.request_id)[: self._kv.blocks_for(end)])
         cross = self._items.cross.table(state.request_id) if state.cross is not None else ()
         length = state.features[0].plan.rows if cross else 0
-        slot, snapshot = self._slots(state, end)
+        slot, snapshot = (-1, -1) if self._kv.states is None else self._slots(self._kv.states, state, end)
         chunk = ScheduledChunk(
             *(state, start, end - start, blocks, rows, samples, cross, length, overlap, slot, snapshot),
             pools=ends and pooling is not None,
         )
         output.chunks.append(chunk)
-        self._turns.charge(state.tenant, end - start)
+        if self._turns.several:
+            self._turns.charge(state.tenant, end - start)
         return chunk
 
     def allocate(self, state: RequestState, prefix: list[int], num_computed: int, *, spare: int) -> bool:
@@ -72,10 +73,8 @@ class ChunkMaker:
             source = states.restore(state.chain.digests(num_blocks)[-1])
             output.states_restored.append(StateCopy(source, states.slot(state.request_id)))
 
-    def _slots(self, state: RequestState, end: int) -> tuple[int, int]:
+    def _slots(self, states: StateSlots, state: RequestState, end: int) -> tuple[int, int]:
         """The request's slot, and that of the snapshot after `end` tokens; -1: none."""
-        if (states := self._kv.states) is None:
-            return -1, -1
         snapshot = None
         if end % self._kv.block_size == 0 and states.ends_at(state.request_id, end):
             snapshot = states.begin(state.chain.digests(end // self._kv.block_size)[-1])
@@ -201,6 +200,10 @@ class OverlapPrefill:
         self._intact(state, num_computed)
         self.forget(state)
         return num_computed if begun is None else min(begun.cached, num_computed)
+
+    def put_off(self, state: RequestState) -> None:
+        """The request waits to be admitted again; what is computed of it early is still its own."""
+        self._able.discard(state)
 
     def forget(self, state: RequestState) -> None:
         """The request waits no more. Idempotent."""

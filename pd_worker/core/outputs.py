@@ -192,6 +192,8 @@ class ItemStats:
     resident: int = 0
     fetched: int = 0
     missing: int = 0
+    #: Requests that gave their room up.
+    put_off: int = 0
     load_seconds: list[float] = field(default_factory=list)
     load_bytes: int = 0
     #: Loads by their paths.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from triptych.pd_worker.core.chunks import Budget, ChunkMaker
 from triptych.pd_worker.core.items.tracker import ItemTracker
@@ -25,13 +25,12 @@ class PromptTurns:
         self._turns = turns
         self._begun: dict[str, deque[RequestState]] = {}
 
-    def collect(self, running: Iterable[RequestState], output: SchedulerOutput) -> None:
+    def collect(self, running: Sequence[RequestState], output: SchedulerOutput) -> None:
         """Begins a step whose decodes are planned."""
         self._begun.clear()
-        states = list(running)
-        if len(output.chunks) == len(states):
+        if len(output.chunks) == len(running):
             return  # All of them decode.
-        for state in states:
+        for state in running:
             if not state.is_decoding:
                 self._begun.setdefault(state.tenant, deque()).append(state)
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from triptych.base.errors import ContextTooLong, InvalidRequest
-from triptych.base.request import (
+from triptych.base.request import check_limits, check_lists
+from triptych.base.types import (
+    FinishReason,
     Logprobs,
     MinP,
     Penalty,
     RepetitionDivisor,
-    check_limits,
-    check_lists,
+    SamplingParams,
 )
-from triptych.base.types import FinishReason, SamplingParams
 
 if TYPE_CHECKING:
     from triptych.models.base import GenerationDefaults
+
+N = TypeVar("N", int, float)
 
 #: Below the first, sampling is greedy, and up to the second it is at the second, as in vLLM: logits that are
 #: divided by less lose their accuracy.
@@ -63,6 +65,18 @@ class ResolvedSampling:
     def greedy(self) -> bool:
         return self.temperature == 0
 
+    @property
+    def penalties(self) -> dict[str, float]:
+        """The penalties that are not off, by name."""
+        names = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+        off = {"repetition_penalty": 1.0}
+        return {name: value for name in names if (value := getattr(self, name)) != off.get(name, 0.0)}
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether tokens of the prompt count in a penalty."""
+        return self.repetition_penalty != 1
+
 
 def resolve(
     params: SamplingParams,
@@ -97,12 +111,12 @@ def resolve(
         stop_token_ids=frozenset((*params.stop_token_ids, *eos)),
         ignore_eos=ignore_eos,
         eos_token_ids=defaults.eos_token_ids,
-        min_p=_within("min_p", _either(params.min_p, defaults.min_p), MinP),
+        min_p=_within("min_p", _either(params.min_p, defaults.sampling.min_p), MinP),
         presence_penalty=_within("presence_penalty", params.presence_penalty, Penalty),
         frequency_penalty=_within("frequency_penalty", params.frequency_penalty, Penalty),
         repetition_penalty=_within(
             "repetition_penalty",
-            _either(params.repetition_penalty, defaults.repetition_penalty),
+            _either(params.repetition_penalty, defaults.sampling.repetition_penalty),
             RepetitionDivisor,
         ),
         logit_bias=_logit_bias(params, vocab_size),
@@ -143,29 +157,32 @@ def _max_tokens(params: SamplingParams, defaults: GenerationDefaults, available:
 
 
 def _temperature(params: SamplingParams, defaults: GenerationDefaults) -> float:
-    value = defaults.temperature if params.temperature is None else params.temperature
+    value = _either(params.temperature, defaults.sampling.temperature)
     if not (math.isfinite(value) and value >= 0):
         raise InvalidRequest("temperature must be a number from 0", param="temperature")
     return 0.0 if value < _GREEDY_TEMPERATURE else max(value, _MIN_TEMPERATURE)
 
 
 def _top_p(params: SamplingParams, defaults: GenerationDefaults) -> float:
-    value = defaults.top_p if params.top_p is None else params.top_p
+    value = _either(params.top_p, defaults.sampling.top_p)
     if not 0 < value <= 1:
         raise InvalidRequest("top_p must be above 0 and at most 1", param="top_p")
     return value
 
 
 def _top_k(params: SamplingParams, defaults: GenerationDefaults) -> int:
-    value = defaults.top_k if params.top_k is None else params.top_k
+    value = _either(params.top_k, defaults.sampling.top_k)
     # -1 is how vLLM's clients turn it off.
     if value < -1:
         raise InvalidRequest("top_k must be 1 or more; 0 or -1 turns it off", param="top_k")
     return max(value, 0)
 
 
-def _either(value: float | None, default: float) -> float:
-    return default if value is None else value
+def _either(value: N | None, default: N | None) -> N:
+    """The client's, or the checkpoint's, which always has one."""
+    either = default if value is None else value
+    assert either is not None
+    return either
 
 
 def _within(name: str, value: float, kind: object) -> float:

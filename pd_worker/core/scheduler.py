@@ -70,9 +70,8 @@ class Scheduler:
         self._free_slots = limits.max_num_seqs
         #: Running requests that leave their blocks with the next step.
         self._pausing: list[RequestState] = []
-        self._item_stage = ItemStage(
-            self._requests, self._waiting, items, kv, self.swap, self._overlap, cross_items=cross is not None
-        )
+        stage = (self._requests, self._waiting, items, kv, self.swap, self._overlap, self._turns)
+        self._item_stage = ItemStage(*stage, cross_items=cross is not None)
         self._events: list[EngineEvent] = []
         self._outputs = OutputProcessor(limits.max_model_len)
 
@@ -166,6 +165,7 @@ class Scheduler:
     def reset(self, error: RequestError) -> list[EngineEvent]:
         """As `fail_all`, for an error after which the bookkeeping may be wrong: all blocks are free then."""
         events = self.fail_all(error)
+        self._free_slots = self.limits.max_num_seqs
         self.kv.reset()
         self.items.cross.reset()
         self.swap.reset()
@@ -201,7 +201,7 @@ class Scheduler:
             if state.paused and state.status is RequestStatus.RUNNING:
                 self._preempt(state, output)
         self._pausing.clear()
-        for state in self._giving_way.to_tenants_without(self._running):
+        for state in self._giving_way.to_tenants_without(self._running) if self._turns.several else ():
             self._preempt(state, output)
             output.gave_way += 1
         budget = self._decode(output)
@@ -210,6 +210,7 @@ class Scheduler:
         self._prompts.go_on(output, budget)
         if goes_on:
             self._overlap.schedule(output, budget, len(self._running), self._free_slots)
+        self._turns.charge_only(self.limits.max_num_batched_tokens - budget.tokens)
         output.ec_connector_metadata = self.items.build_metadata(output)
         return output
 
@@ -300,10 +301,10 @@ class Scheduler:
     def _decode(self, output: SchedulerOutput) -> Budget:
         budget = Budget(self.limits.max_num_batched_tokens, self.limits.max_num_batched_tokens)
         lacking = self._grow(output)
-        for state in self._running:
+        for state in self._running if not lacking else [one for one in self._running if one not in lacking]:
             if budget.tokens == 0:
                 break
-            if state.status is RequestStatus.RUNNING and state.is_decoding and state not in lacking:
+            if state.is_decoding:
                 self._chunks.add(output, state, state.num_computed_tokens, state.num_computed_tokens + 1)
                 budget.tokens -= 1
         if output.chunks:
@@ -313,13 +314,11 @@ class Scheduler:
     def _grow(self, output: SchedulerOutput) -> set[RequestState]:
         """Blocks for requests whose last one is full, of late requests where none is free; who gets none."""
         lacking: set[RequestState] = set()
-        for state in list(self._running):
-            full = state.num_computed_tokens % self.kv.block_size == 0
-            if not (full and state.status is RequestStatus.RUNNING and state.is_decoding):
-                continue
-            while not self.kv.grow(state.request_id, state.num_tokens):
-                if (victim := self._giving_way.latest(self._running)) is state:
-                    lacking.add(state)
+        size = self.kv.block_size
+        for one in [one for one in self._running if one.num_computed_tokens % size == 0 and one.is_decoding]:
+            while one.status is RequestStatus.RUNNING and not self.kv.grow(one.request_id, one.num_tokens):
+                if (victim := self._giving_way.latest(self._running)) is one:
+                    lacking.add(one)
                     break
                 self._preempt(victim, output)
         return lacking
@@ -340,7 +339,6 @@ class Scheduler:
     def _start(self, output: SchedulerOutput, budget: Budget, now: float) -> bool:
         """Starts waiting requests; False where the budget, the slots or the blocks were not enough."""
         limit = self.limits.max_num_seqs
-        self._free_slots = limit - sum(state.request.pooling is None for state in self._running)
         for state in self._waiting.startable.with_slots(lambda: self._free_slots):
             self._prompts.go_on(output, budget, before=state.tenant)
             if budget.for_prefill == 0:
@@ -400,6 +398,7 @@ class Scheduler:
 
     def _leave_batch(self, state: RequestState) -> None:
         self._running.remove(state)
+        self._free_slots += state.request.pooling is None
         self._turns.stop(state.tenant)
 
     def _advance(self, chunk: ScheduledChunk) -> None:

@@ -12,7 +12,8 @@ class TenantTurns:
     """Tenants that have nothing in the batch come first; then the one with the least service.
 
     Service is counted in tokens, computed and put out. A tenant that comes, or comes back, counts as served
-    no less than those that are served meanwhile. An engine with one tenant has nothing to decide here.
+    no less than those that are served meanwhile. An engine with one tenant has nothing to decide here, and
+    pays for no decision.
     """
 
     def __init__(self) -> None:
@@ -20,23 +21,21 @@ class TenantTurns:
         #: Unfinished requests, and those of them in the batch.
         self._here = Counter[str]()
         self._running = Counter[str]()
-
-    @property
-    def several(self) -> bool:
-        """Whether more than one tenant has requests here."""
-        return len(self._here) > 1
+        #: Whether more than one tenant has requests here. An attribute, as every chunk asks.
+        self.several = False
 
     def add(self, tenant: str) -> None:
         """One more request of the tenant is here."""
-        if self._here[tenant]:
-            self._service.enter(tenant)
-        else:
-            self._service.enter(tenant, [other for other in self._here if other != tenant])
+        if self.several or tenant not in self._here:
+            known = tenant in self._here
+            self._service.enter(tenant, () if known else list(self._here))
         self._here[tenant] += 1
+        self.several = len(self._here) > 1
 
     def remove(self, tenant: str) -> None:
         """One of its requests has ended."""
         _take_one(self._here, tenant)
+        self.several = len(self._here) > 1
         if not self._here:
             self._service.rest()
 
@@ -51,6 +50,12 @@ class TenantTurns:
 
     def charge(self, tenant: str, tokens: int) -> None:
         self._service.charge(tenant, tokens)
+
+    def charge_only(self, tokens: int) -> None:
+        """A whole step, where one tenant alone is here: whoever has been here before has that much less."""
+        if not self.several:
+            for tenant in self._here:
+                self._service.charge(tenant, tokens)
 
     def running(self, tenant: str) -> int:
         """Its requests in the batch."""
@@ -83,7 +88,7 @@ class TenantTurns:
 
     def waiting(self) -> int:
         """Tenants that have requests here, and none in the batch."""
-        return sum(tenant not in self._running for tenant in self._here)
+        return len(self._here) - len(self._running)
 
     def _key(self, tenant: str) -> tuple[float, int]:
         return self._service.of(tenant), self._here[tenant]

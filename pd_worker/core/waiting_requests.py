@@ -68,8 +68,11 @@ class StartableRequests(RequestsInTurns[RequestState]):
         super().discard(request)
         self.pooled.discard(request)
 
-    def with_slots(self, free: Callable[[], int]) -> Iterator[RequestState]:
+    def with_slots(self, free: Callable[[], int]) -> Iterable[RequestState]:
         """As `one_by_one`; from the first one on that lacks a slot, only those that need none."""
+        return self._with_slots(free) if self.tenants else ()
+
+    def _with_slots(self, free: Callable[[], int]) -> Iterator[RequestState]:
         for state in self.one_by_one():
             if state.request.pooling is None and free() <= 0:
                 yield from self.pooled.one_by_one()
@@ -96,6 +99,10 @@ class WaitingRequests:
 
     def __len__(self) -> int:
         return len(self._all)
+
+    def __iter__(self) -> Iterator[RequestState]:
+        """In no order. Not to be changed meanwhile."""
+        return iter(self._all)
 
     @property
     def num_incomplete(self) -> int:
@@ -155,6 +162,13 @@ class WaitingRequests:
             self.startable.add(state)
         if readiness is Readiness.NO_SPACE:
             self._changed.add(state)
+
+    def put_off(self, state: RequestState) -> None:
+        """An admitted request waits for its admission again."""
+        state.status = RequestStatus.WAITING_ADMISSION
+        self._changed.discard(state)
+        self.prefixes.forget(state)
+        self.requeue(state)
 
     def unready(self, state: RequestState) -> None:
         """The request cannot start after all: an item that it needs is not resident."""

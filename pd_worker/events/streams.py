@@ -214,6 +214,11 @@ class EventStreams:
         self._proxies: dict[str, _Proxy] = {}
 
     @property
+    def held(self) -> int:
+        """Requests that were opened and are not removed, those that have ended among them."""
+        return sum(len(proxy.requests) for proxy in self._proxies.values())
+
+    @property
     def unfinished(self) -> int:
         """Requests that were opened and have not ended."""
         return sum(h.finished is None for proxy in self._proxies.values() for h in proxy.requests.values())

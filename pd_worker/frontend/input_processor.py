@@ -33,13 +33,12 @@ from triptych.pd_worker.frontend.wire import (
     check_label,
     check_name,
     checked_plan,
-    in_state,
     resolve_pooling,
     template_from_proto,
 )
 from triptych.pd_worker.item_limits import ItemLimit
 from triptych.protos import pd_pb2
-from triptych.protos.convert import sampling_from_proto
+from triptych.protos.convert import in_state, sampling_from_proto
 
 #: A week, in seconds.
 _MAX_TIMEOUT = 604800.0
@@ -122,7 +121,7 @@ class InputProcessor:
             decoder = MarkerDecoder(decoder, self._prompts.kept)
         output = OutputText(decoder, sampling, received, resume.text_sent_chars if resume else 0)
         options = {} if two is None else two.options
-        return EngineRequest(
+        request = EngineRequest(
             **self._fields(message, arrival, prompt),
             sampling=sampling,
             prefix_root=prefix_root(self._model_key, message.salt),
@@ -138,6 +137,9 @@ class InputProcessor:
             reasoning=None if reasoning is None else reasoning.told(phase),
             tool_format=self._prompts.tool_format if chat else "",
         )
+        if sampling.repetition_penalty != 1:
+            _ = request.distinct_prompt_ids  # here, and not in the engine's thread
+        return request
 
     def _pooled(
         self,

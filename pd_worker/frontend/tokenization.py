@@ -355,7 +355,9 @@ class GuardedTokenizer:
         if len(plain) <= _SHORT_TEXT:
             ids = self._tokenizer.encode(plain, add_special_tokens=special).ids
         else:
-            ids = self._tokenizer.encode_batch([plain], add_special_tokens=special)[0].ids
+            # Fast: without the text and the place of each token. To free those of a long prompt takes longer
+            # than a step, under the lock.
+            ids = self._tokenizer.encode_batch_fast([plain], add_special_tokens=special)[0].ids
         return self._own_ids(ids)
 
     def _own_ids(self, ids: list[int]) -> list[int]:

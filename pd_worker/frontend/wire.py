@@ -54,11 +54,6 @@ def _embeds(plan: ItemPlan) -> int:
     return total
 
 
-def in_state(message: pd_pb2.SubmitRequest, state: pd_pb2.ItemState) -> frozenset[str]:
-    """The keys of the request's items in this state."""
-    return frozenset(slot.plan.mm_hash for slot in message.items if slot.state == state)
-
-
 def template_from_proto(message: pd_pb2.TemplateOptions) -> TemplateOptions:
     return TemplateOptions(
         tools=message.tools,

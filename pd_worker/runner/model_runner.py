@@ -281,7 +281,7 @@ def sampler_input(chunk: ScheduledChunk) -> SamplerInput:
         output,
         len(output),
         params.eos_token_ids,
-        request.distinct_prompt_ids if params.repetition_penalty != 1 else (),
+        request.distinct_prompt_ids if params.reads_prompt else (),
         request.grammar.allowed(output) if request.grammar is not None else None,
         request.logits_rules,
         request.prompt_token_ids,

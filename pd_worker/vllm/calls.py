@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from triptych.base.errors import InvalidRequest, RequestError
 from triptych.base.hashing import framed_digest
-from triptych.base.types import ItemPlan, JsonObject, OutputFormat
+from triptych.base.types import DRAWING, ItemPlan, JsonObject, OutputFormat
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import ResolvedSampling
 from triptych.pd_worker.frontend.grammar import Formats
@@ -124,10 +124,7 @@ def _temperature(sampling: ResolvedSampling, done: int) -> JsonObject:
     if sampling.greedy:
         return {"temperature": 0.0}
     return {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
+        **{name: getattr(sampling, name) for name in DRAWING},
         "seed": engine_seed(sampling.seed, sampling.choice, done),
     }
 
@@ -143,10 +140,7 @@ def engine_seed(seed: int, choice: int, done: int) -> int:
 
 def _penalties(sampling: ResolvedSampling, received: Sequence[int]) -> JsonObject:
     """Penalties and biases. vLLM does not count the tokens of a prompt: `received` become biases."""
-    params: JsonObject = {}
-    for name, off in (("presence_penalty", 0.0), ("frequency_penalty", 0.0), ("repetition_penalty", 1.0)):
-        if (value := getattr(sampling, name)) != off:
-            params[name] = value
+    params: JsonObject = dict(sampling.penalties)
     biases = dict(sampling.logit_bias)
     if sampling.presence_penalty or sampling.frequency_penalty:
         for token, count in Counter(received).items():

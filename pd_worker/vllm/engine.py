@@ -25,10 +25,11 @@ from triptych.pd_worker.core.tenant_turns import TenantTurns
 from triptych.pd_worker.vllm.attempt import StreamPorts
 from triptych.pd_worker.vllm.calls import Embeddings, check_request
 from triptych.pd_worker.vllm.health import EngineHealth
-from triptych.pd_worker.vllm.http.client import VLLMClient
+from triptych.pd_worker.vllm.http.client import EngineInfo, VLLMClient
 from triptych.pd_worker.vllm.http.replies import EngineError
+from triptych.pd_worker.vllm.places import BatchPlaces, EmbeddingMemory
 from triptych.pd_worker.vllm.pooled import PooledCalls
-from triptych.pd_worker.vllm.run import BatchPlaces, EmbeddingMemory, PrefillShares, RequestRun, RunPorts
+from triptych.pd_worker.vllm.run import PrefillShares, RequestRun, RunPorts
 
 
 class EngineMetrics:
@@ -107,6 +108,17 @@ logger = logging.getLogger(__name__)
 _STEP_SECONDS = 8.0
 
 
+def batch_places(config: PDConfig, info: EngineInfo | None) -> int:
+    """Requests that are at vLLM at once: as many as it computes, so that none waits in a queue of its own.
+
+    --max-num-seqs, where it is given and less; where vLLM does not say, that flag.
+    """
+    given = config.max_num_seqs != PDConfig().max_num_seqs
+    if info is None or not info.max_num_seqs:
+        return config.max_num_seqs
+    return min(config.max_num_seqs, info.max_num_seqs) if given else info.max_num_seqs
+
+
 class VLLMEngine:
     """The engine as the servicer uses it, in one event loop. `emit` gets each event as it comes.
 
@@ -128,7 +140,9 @@ class VLLMEngine:
         on_lost: Callable[[], None],
     ) -> None:
         self.max_model_len = max_model_len
-        self._limits = SchedulerLimits(config.max_num_seqs, max_model_len, max_model_len)
+        self._config = config
+        places = batch_places(config, health.info)
+        self._limits = SchedulerLimits(places, max_model_len, max_model_len)
         self._client = client
         self._health = health
         self._emit_events = emit
@@ -138,12 +152,13 @@ class VLLMEngine:
         self._turns = TenantTurns()
         self._room = EmbeddingMemory(config.embedding_memory, self._turns)
         self._prefills = PrefillShares()
+        self._places = BatchPlaces(places, self._turns, metrics.gave_way)
         stream = StreamPorts(client, self._outputs, self._emit, health.note_progress, vocab_size)
         self._ports = RunPorts(
             stream,
             embeddings,
             self._room,
-            BatchPlaces(config.max_num_seqs, self._turns, metrics.gave_way),
+            self._places,
             self._prefills,
             health.poll,
             metrics.looked_up,
@@ -167,6 +182,8 @@ class VLLMEngine:
         body = self._ports.pooled.body_of(request)
         if not self._health.up:
             raise Unavailable("this worker's engine, vLLM, does not answer", retry_after=1.0)
+        # It may have come back with another number.
+        self._places.resize(batch_places(self._config, self._health.info))
         key = request.key
         self._turns.add(request.tenant)
         run = self._runs[key] = RequestRun(request, self._ports, body)

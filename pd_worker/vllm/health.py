@@ -134,6 +134,7 @@ class EngineHealth:
             return
         await self._client.probe(_PROBE_SECONDS)
         logger.info("vLLM is back")
+        self.info = info
         self.note_progress()
         self.up = True
 

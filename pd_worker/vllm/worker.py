@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,11 +25,13 @@ from triptych.pd_worker.events.request_log import PDTraces
 from triptych.pd_worker.frontend.grammar import compiler_of
 from triptych.pd_worker.vllm.calls import Embeddings, EngineFormats, ItemStore
 from triptych.pd_worker.vllm.connection import EngineConnection
-from triptych.pd_worker.vllm.engine import EngineMetrics, VLLMEngine
+from triptych.pd_worker.vllm.engine import EngineMetrics, VLLMEngine, batch_places
 from triptych.pd_worker.vllm.pooled import PooledCalls
 from triptych.pd_worker.worker import PDModel, PDWorker, load_report
 from triptych.protos import pd_pb2
 from triptych.registry.matching import WHOLE_REQUESTS
+
+logger = logging.getLogger(__name__)
 
 
 def load_front_model(config: PDConfig, engine_max_model_len: int) -> PDModel:
@@ -63,7 +67,10 @@ class VLLMWorker(PDWorker):
         tracer: Tracer | None = None,
         incarnation: str = "",
     ) -> None:
-        super().__init__(config, model, incarnation)
+        places = batch_places(config, connection.info)
+        said = "" if connection.info.max_num_seqs else ", since it does not say how many it computes at once"
+        logger.info("vLLM has up to %d requests of this worker at once%s", places, said)
+        super().__init__(replace(config, max_num_seqs=places), model, incarnation)
         self._health = connection.health
         self._metrics = metrics
         self.engine = VLLMEngine(

@@ -16,6 +16,7 @@ from triptych.proxy.auth.limits import PrincipalLimits
 from triptych.proxy.http.connections import needs_key
 from triptych.proxy.http.delivery import CONNECTION, Connection
 from triptych.proxy.http.refusals import refuse
+from triptych.proxy.http.turns import LoopTurns
 from triptych.proxy.quotas.quota import held_for
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class Authenticator:
         self._keys = keys
         self._limits = limits
         self._metrics = metrics
+        self._turns = LoopTurns()
 
     def principal(self, authorization: bytes) -> Principal:
         """The principal of the header's key; Unauthorized when it is not valid."""
@@ -53,13 +55,18 @@ class Authenticator:
 
     @asynccontextmanager
     async def admit(self, principal: Principal) -> AsyncIterator[None]:
-        """One request from its first byte to the end of its reply; RateLimited above the key's limits."""
+        """One request from its first byte to the end of its reply; RateLimited above the key's limits.
+
+        It begins in its key's turn: of a hundred that one key sends at once, most begin after another key's.
+        """
+        await self._turns.turn(principal.id)
         with self._refusals_counted(principal):
             async with self._limits.admit(principal):
                 yield
 
     async def count(self, principal: Principal) -> None:
         """One request that generates nothing counts in the minute only; RateLimited above the key's limit."""
+        await self._turns.turn(principal.id)
         with self._refusals_counted(principal):
             await self._limits.count_request(principal)
 

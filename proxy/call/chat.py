@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -64,7 +65,7 @@ class EncoderPrompt:
     def text_bytes(self) -> bytes:
         """The item's media, where the prompt is no file; InvalidRequest for text that is no Unicode."""
         if isinstance(self.source, tuple):
-            return b"".join([token.to_bytes(4, "little") for token in self.source])
+            return struct.pack(f"<{len(self.source)}I", *self.source)
         assert isinstance(self.source, str)
         try:
             return self.source.encode()

@@ -55,11 +55,12 @@ class PairScoring:
             vectors[index] = vector_of(done)
             count(done)
 
+        # Thousands of calls are made in a thread: together they take tens of milliseconds.
         if dispatcher.scores_pairs(self.first.model):
-            calls = self.pair_calls()
+            calls = await asyncio.to_thread(self.pair_calls)
             await pool_all(dispatcher.chat, calls, keep)
             return [float(vectors[at][0]) for at in range(len(calls))]
-        calls, pairs = self.text_calls()
+        calls, pairs = await asyncio.to_thread(self.text_calls)
         await pool_all(dispatcher.chat, calls, keep)
         scores = []
         for one, two in pairs:

@@ -34,10 +34,12 @@ def check_characters(characters: int, limits: Sequence[int], param: str) -> None
 
 
 def characters_of(messages: Sequence[ChatMessage]) -> int:
-    """Characters of what every chat template writes: earlier reasoning is left out by some."""
-    return sum(
-        len(message.content)
-        if isinstance(message.content, str)
-        else sum(len(part.text) for part in message.content if isinstance(part, TextPart))
-        for message in messages
-    )
+    """Characters of what every chat template of its kind writes: earlier reasoning is left out by some."""
+    return sum(map(_characters, messages))
+
+
+def _characters(message: ChatMessage) -> int:
+    calls = sum(call.function.characters for call in message.tool_calls)
+    if isinstance(message.content, str):
+        return calls + len(message.content)
+    return calls + sum(len(part.text) for part in message.content if isinstance(part, TextPart))

@@ -6,7 +6,7 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Protocol
+from typing import Annotated, Protocol, get_type_hints
 
 import msgpack
 import msgspec
@@ -23,36 +23,24 @@ from triptych.base.request import (
     MAX_SALT,
     MAX_TEXT,
     MAX_TOKEN_IDS,
-    Logprobs,
-    MinP,
-    MinTokens,
-    OutputTokens,
-    Penalty,
-    RepetitionPenalty,
     Seed,
-    Temperature,
     TemplateOptions,
-    TopK,
-    TopP,
     check_limits,
     check_lists,
+    limits_of,
 )
-from triptych.base.types import OutputFormat, SamplingParams
+from triptych.base.types import (
+    OutputFormat,
+    SamplingParams,
+)
 from triptych.proxy.call.chat import ChatCall, ChatMessage, EncoderPrompt, modality_of
 from triptych.proxy.call.json_text import check_depth, decode_text
 
+#: The types of sampling parameters that have limits, by name.
 _SAMPLING_LIMITS = {
-    "temperature": Temperature,
-    "top_p": TopP,
-    "top_k": TopK,
-    "min_p": MinP,
-    "max_tokens": OutputTokens,
-    "min_tokens": MinTokens,
-    "presence_penalty": Penalty,
-    "frequency_penalty": Penalty,
-    "repetition_penalty": RepetitionPenalty,
-    "logprobs": Logprobs,
-    "thinking_token_budget": MinTokens,
+    name: kind
+    for name, kind in get_type_hints(SamplingParams, include_extras=True).items()
+    if limits_of(kind) is not None
 }
 
 
@@ -89,6 +77,8 @@ def check_salt(salt: str) -> str:
 
 def check_options(options: Mapping[str, object], param: str = "mm_processor_kwargs") -> Mapping[str, object]:
     """`options` if they can be part of a key: finite numbers, 64-bit integers, bounded size and depth."""
+    if not options:
+        return options
     try:
         size = len(msgpack.packb(options))
     except (ValueError, OverflowError, RecursionError) as error:
@@ -332,8 +322,6 @@ def response_format(form: ResponseFormat) -> OutputFormat | None:
         return JSON_OBJECT
     named = form.json_schema
     param = "response_format.json_schema.schema"
-    if named.schema is None:
-        raise InvalidRequest(f"{param} is missing: send a JSON schema, or the type json_object", param=param)
     return replace(schema_format(named.schema, param), open=named.strict is False)
 
 
@@ -367,6 +355,9 @@ def structured_outputs(body: Mapping[str, object], param: str = "structured_outp
 
 def schema_format(schema: object, param: str) -> OutputFormat:
     """A JSON schema, as an object or as the text of one. What it says is the PD worker's to judge."""
+    if schema is None or schema == "":
+        remedy = "send a JSON schema, or the type json_object"
+        raise InvalidRequest(f"{param} is missing: {remedy}", param=param)
     if isinstance(schema, str):
         # White space and escapes in it are gone once it is encoded again.
         schema = decode_text(schema, object, param, 4 * MAX_FORMAT)
@@ -394,7 +385,11 @@ def choice_format(texts: object, param: str) -> OutputFormat:
         or not 1 <= len(texts) <= MAX_CHOICE_TEXTS
         or not all(isinstance(text, str) and text for text in texts)
     ):
-        raise InvalidRequest(f"{param} must be a list of 1 to {MAX_CHOICE_TEXTS} texts", param=param)
+        raise InvalidRequest(
+            f"{param} must be a list of 1 to {MAX_CHOICE_TEXTS} texts, none of them empty: send what the "
+            "answer may be, or leave it out",
+            param=param,
+        )
     _short("".join(texts), param)
     return OutputFormat("choices", choices=tuple(dict.fromkeys(texts)), param=param)
 

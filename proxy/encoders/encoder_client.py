@@ -11,13 +11,9 @@ from grpc import aio
 from triptych.base.errors import Unavailable
 from triptych.base.rpc.channels import MEDIA_FRAME_BYTES
 from triptych.base.tracing.context import SpanContext, metadata
-from triptych.base.types import ItemPlan
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
-from triptych.protos.convert import plan_from_proto, source_from_proto
-from triptych.proxy.events import JobReady
 from triptych.proxy.media.source import ItemMedia
 from triptych.proxy.pool import WorkerPool
-from triptych.proxy.ports import JobFailure
 
 #: How long a worker may take to close the stream of a job that has ended.
 CLOSING_SECONDS = 1.0
@@ -31,7 +27,7 @@ class EncodeStream:
         channel: aio.Channel,
         job: encoder_pb2.EncodeJob,
         media: ItemMedia,
-        planned: Callable[[str, ItemPlan], None],
+        planned: Callable[[str, encoder_pb2.EncodeEvent], None],
         phase_timeout: float,
         trace: SpanContext | None = None,
     ) -> None:
@@ -54,16 +50,25 @@ class EncodeStream:
         self._to_send.put_nowait("run")
         self._extend(self._phase_timeout)
 
-    async def result(self) -> JobReady | JobFailure:
-        """The try's end. Unavailable when the worker is silent for too long; grpc errors pass through."""
+    async def result(self) -> encoder_pb2.EncodeEvent:
+        """The try's end, `ready` or `failed`. Unavailable when the worker is silent for too long; grpc errors
+        pass through."""
         self._to_send.put_nowait("media")
         self._media.retain()
         call = self._call = self._encode(self._requests(), metadata=self._metadata)
         try:
             async with asyncio.timeout(self._phase_timeout) as self._deadline:
                 async for event in call:
-                    if (end := self._handle(event)) is not None:
-                        return end
+                    match event.WhichOneof("body"):
+                        case "planned":
+                            self._deadline.reschedule(None)  # until `run` the job waits for the proxy
+                            self._planned(self._job.job_id, event)
+                        case "waits":
+                            self._extend(self._phase_timeout)  # others are in the tower, which makes progress
+                        case "need_media":
+                            self._to_send.put_nowait("media")
+                        case "ready" | "failed":
+                            return event
             raise Unavailable("the encoder worker ended the job without an answer")
         except TimeoutError:
             self._break_off()
@@ -92,39 +97,6 @@ class EncodeStream:
             self._call = None
             self._media.release()
 
-    def _handle(self, event: encoder_pb2.EncodeEvent) -> JobReady | JobFailure | None:
-        kind = event.WhichOneof("body")
-        if kind == "planned":
-            if self._deadline is not None:
-                self._deadline.reschedule(None)  # until `run` the job waits for the proxy
-            self._planned(self._job.job_id, plan_from_proto(event.planned))
-        elif kind == "waits":
-            self._extend(self._phase_timeout)  # other items are in the tower, and it makes progress
-        elif kind == "need_media":
-            self._to_send.put_nowait("media")
-        elif kind == "ready":
-            ready = event.ready
-            return JobReady(
-                plan_from_proto(ready.plan),
-                ready.already_stored,
-                ready.encode_seconds,
-                ready.save_seconds,
-                ready.work_seconds,
-                ready.preprocess_seconds,
-                source=source_from_proto(ready.source),
-            )
-        elif kind == "failed":
-            error = event.failed.error
-            return JobFailure(
-                error.code,
-                error.message,
-                error.param,
-                event.failed.retryable,
-                event.failed.owner_address,
-                event.failed.owner_token,
-            )
-        return None
-
     async def _requests(self) -> AsyncIterator[encoder_pb2.EncodeRequest]:
         yield encoder_pb2.EncodeRequest(job=self._job)
         while True:
@@ -150,7 +122,7 @@ def open_stream(
     address: str,
     job: encoder_pb2.EncodeJob,
     media: ItemMedia,
-    planned: Callable[[str, ItemPlan], None],
+    planned: Callable[[str, encoder_pb2.EncodeEvent], None],
     trace: SpanContext | None = None,
 ) -> EncodeStream:
     """The stream of one try, over the pool's channel to the worker."""

@@ -312,20 +312,6 @@ class Requester:
     admission: Turn | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StartPlan:
-    """Open a stream for the job's current try, and have the item preprocessed."""
-
-    job: EncoderJob
-
-
-@dataclass(frozen=True, slots=True)
-class StartRun:
-    """Permit the tower."""
-
-    job: EncoderJob
-
-
 K = TypeVar("K", bound=Hashable)
 
 #: Entries that are out of date may make up this many, and as many as the others, before they are swept out.

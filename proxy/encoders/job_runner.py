@@ -6,21 +6,23 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from grpc import StatusCode, aio
 
-from triptych.base.errors import InternalError, InvalidRequest, RequestError, TriptychError, error_from_code
+from triptych.base.errors import InternalError, InvalidRequest, TriptychError, Unavailable
 from triptych.base.hashing import tenant_digest
 from triptych.base.log import log_fields, short
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.types import ItemPlan
-from triptych.protos import encoder_pb2
-from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, ItemSource, StartPlan, StartRun
+from triptych.protos import encoder_pb2, job_events
+from triptych.protos.convert import plan_from_proto
+from triptych.protos.encoder_pb2 import EncodeEvent, JobFailed
+from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, ItemSource, JobState
 from triptych.proxy.encoders.job_table import EncoderJobTable
 from triptych.proxy.encoders.loads import ArrivedItems, WorkModel, tower_patches
-from triptych.proxy.events import ItemPlanned, ItemReady, JobFailed, JobReady, JobRetried, StoreEpoch
-from triptych.proxy.ports import JobFailure, JobStream, RequestEvents, Transport
+from triptych.proxy.events import JobEvent, StoreEpoch
+from triptych.proxy.ports import JobStream, RequestEvents, Transport
 from triptych.proxy.routing import MAX_LOSSES
 from triptych.proxy.workers import KnownWorkers
 from triptych.registry.matching import WHOLE_REQUESTS
@@ -64,7 +66,7 @@ class JobRunner:
         flow_control: bool = True,
         shared: Callable[[], bool] = lambda: True,
         epoch: Callable[[], StoreEpoch] = lambda: ("", 0),
-        on_ready: Callable[[JobReady], None] = lambda end: None,
+        on_ready: Callable[[JobEvent], None] = lambda end: None,
         pd_idle: Callable[[], bool] = lambda: False,
     ) -> None:
         self.model = WorkModel()
@@ -127,7 +129,8 @@ class JobRunner:
                 self.arrived.add(job, self._clock())
                 self.on_arrival()
         if job.plan is not None:
-            self._deliver_soon(source, ItemPlanned(source.mm_hash, job.plan))
+            planned = JobEvent(source.mm_hash, job_events.planned(job.plan), job.address)
+            self._deliver_soon(source, planned)
         if self._ticker is None:
             self._start_ticker()
         self._begin(self.table.pump(self._clock()))
@@ -138,10 +141,10 @@ class JobRunner:
         end = self.items.stored_since(source.mm_hash, source.looked_up)
         if end is None:
             return False
-        self._deliver_soon(source, ItemReady(source.mm_hash, end))
+        self._deliver_soon(source, end)
         return True
 
-    def _deliver_soon(self, source: ItemSource, event: ItemPlanned | ItemReady) -> None:
+    def _deliver_soon(self, source: ItemSource, event: JobEvent) -> None:
         asyncio.get_running_loop().call_soon(self._events.deliver, source.request_id, event)
 
     def admit(self, request_id: str) -> None:
@@ -181,12 +184,12 @@ class JobRunner:
                 self._forget(try_id, entry)
         self._begin(self.table.pump(self._clock()))
 
-    def _begin(self, actions: Iterable[StartPlan | StartRun]) -> None:
+    def _begin(self, jobs: Iterable[EncoderJob]) -> None:
         """Starts what the table lets start after an event."""
-        for action in actions:
-            if isinstance(action, StartPlan):
-                self._open(action.job)
-            elif entry := self._tries.get(action.job.try_id):
+        for job in jobs:
+            if job.state is JobState.PLANNING:
+                self._open(job)
+            elif entry := self._tries.get(job.try_id):
                 entry.stream.run()
 
     def _tick(self) -> None:
@@ -258,6 +261,7 @@ class JobRunner:
     async def _follow(self, try_id: str, job: EncoderJob, stream: JobStream) -> None:
         try:
             end = await stream.result()
+            plan = plan_from_proto(end.ready.plan) if end.HasField("ready") else None
         except aio.AioRpcError as error:
             why = f"grpc {error.code().name}"
             if error.code() in _BROKEN:
@@ -270,53 +274,54 @@ class JobRunner:
             logger.exception("job %s", try_id, extra=log_fields(mm_hash=job.mm_hash, worker=job.address))
             self._retry(job, try_id, "an unexpected error")
         else:
-            if isinstance(end, JobReady):
-                self._ready(try_id, end)
+            if plan is not None:
+                self._ready(try_id, plan, end)
             else:
-                self._failed(try_id, job, end)
+                self._failed(try_id, job, end.failed)
         finally:
             self._tries.pop(try_id, None)
         self._begin(self.table.pump(self._clock()))
         await stream.close()
 
-    def _planned(self, job_id: str, plan: ItemPlan) -> None:
+    def _planned(self, job_id: str, event: EncodeEvent) -> None:
+        plan = plan_from_proto(event.planned)
         job = self.table.planned(job_id, plan, early=len(self.table) == 1 and self._pd_idle())
         if job is not None:
             self.arrived.resize(job, tower_patches(plan), self._clock())
-            self._tell(job, ItemPlanned(job.mm_hash, plan))
+            self._tell(job, JobEvent(job.mm_hash, event, job.address))
             self._begin(self.table.pump(self._clock()))
 
-    def _ready(self, try_id: str, end: JobReady) -> None:
-        job = self.table.ready(try_id, end.plan)
+    def _ready(self, try_id: str, plan: ItemPlan, event: EncodeEvent) -> None:
+        job = self.table.ready(try_id, plan)
         if job is None:
             return
         _unpin(job)
-        end = replace(end, address=job.address, epoch=self._epoch())
-        self.items.store(end, self._clock())
+        end = JobEvent(job.mm_hash, event, job.address, self._epoch())
+        self.items.store(plan, end, self._clock())
         self._on_ready(end)
-        if not end.already_stored:
-            self.model.learn(tower_patches(end.plan), end.work_seconds or end.encode_seconds, job.kind)
+        ready = event.ready
+        if not ready.already_stored:
+            self.model.learn(tower_patches(plan), ready.work_seconds or ready.encode_seconds, job.kind)
             cost = self._metrics.encode_cost.labels(self._metrics.kind(job.kind))
             cost.set(self.model.work(None, job.kind))
-        self._tell(job, ItemReady(job.mm_hash, end))
+        self._tell(job, end)
 
-    def _tell(self, job: EncoderJob, event: ItemPlanned | ItemReady | JobRetried) -> None:
+    def _tell(self, job: EncoderJob, event: JobEvent) -> None:
         for request_id in list(job.waiters):
             self._events.deliver(request_id, event)
 
-    def _failed(self, try_id: str, job: EncoderJob, end: JobFailure) -> None:
-        hopeless = end.code == InternalError.code and job.tries + 1 >= MAX_INTERNAL_ERRORS
+    def _failed(self, try_id: str, job: EncoderJob, end: JobFailed) -> None:
+        hopeless = end.error.code == InternalError.code and job.tries + 1 >= MAX_INTERNAL_ERRORS
         if end.owner_address or (end.retryable and not hopeless):
-            self._retry(job, try_id, end.message, end.owner_address, end.owner_token)
+            self._retry(job, try_id, end.error.message, end.owner_address, end.owner_token)
             return
         if self.table.failed(try_id, job.mm_hash, self._clock(), retryable=False) is not None:
-            self._give_up(job, lambda: error_from_code(end.code, end.message, param=end.param or None))
+            self._give_up(job, EncodeEvent(failed=JobFailed(error=end.error)))
 
-    def _give_up(self, job: EncoderJob, error: Callable[[], RequestError]) -> None:
-        """The table has let the job go: each of its requests gets an error of its own."""
+    def _give_up(self, job: EncoderJob, end: EncodeEvent) -> None:
+        """The table has let the job go."""
         _unpin(job)
-        for request_id in list(job.waiters):
-            self._events.deliver(request_id, JobFailed(job.mm_hash, error()))
+        self._tell(job, JobEvent(job.mm_hash, end, job.address))
 
     def _broken(self, try_id: str, job: EncoderJob, stream: JobStream, why: str) -> None:
         """The stream ended without an answer; with the item whole at the worker, the item may be why."""
@@ -326,7 +331,7 @@ class JobRunner:
         address = job.address
         if self.table.lost(try_id, job.mm_hash, self._clock()) is None:
             return
-        self._tell(job, JobRetried(job.mm_hash, address, why))
+        self._tell(job, _retried(job, address, why))
         if job.losses < MAX_LOSSES:
             self._log_later(address, why)
             return
@@ -337,7 +342,7 @@ class JobRunner:
             extra=log_fields(mm_hash=job.mm_hash, worker=address),
         )
         self._metrics.poison.labels("item").inc()
-        self._give_up(job, _poison)
+        self._give_up(job, job_events.failed(_poison(), retryable=False))
 
     def _retry(self, job: EncoderJob, try_id: str, why: str, owner: str = "", token: str = "") -> None:
         address = job.address
@@ -345,7 +350,7 @@ class JobRunner:
             try_id, job.mm_hash, self._clock(), retryable=True, owner_address=owner, owner_token=token
         )
         if queued is not None:
-            self._tell(job, JobRetried(job.mm_hash, address, why))
+            self._tell(job, _retried(job, address, why))
             self._log_later(address, why)
 
     def _log_later(self, address: str, why: str) -> None:
@@ -382,7 +387,12 @@ def _unpin(job: EncoderJob) -> None:
         job.source = None
 
 
-def _poison() -> RequestError:
+def _retried(job: EncoderJob, address: str, why: str) -> JobEvent:
+    """A try at the worker has failed; another one follows."""
+    return JobEvent(job.mm_hash, job_events.failed(Unavailable(why), retryable=True), address)
+
+
+def _poison() -> InvalidRequest:
     return InvalidRequest(
         f"image: {MAX_LOSSES} encoder workers ended while they worked on it; it is not tried again, "
         "save the picture again in another format or leave it out",

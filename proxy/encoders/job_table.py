@@ -28,8 +28,6 @@ from triptych.proxy.encoders.job import (
     PlanKey,
     Requester,
     RunKey,
-    StartPlan,
-    StartRun,
 )
 from triptych.proxy.encoders.known_items import KnownItems
 from triptych.proxy.encoders.loads import EncoderLoads, Outstanding, WorkModel, sooner_elsewhere
@@ -280,8 +278,9 @@ class EncoderJobTable:
             job.losses = MAX_LOSSES if at_fault else self.suspects.losses(job)
         return self.failed(try_id, mm_hash, now, retryable=not at_fault)
 
-    def pump(self, now: float) -> list[StartPlan | StartRun]:
-        """Everything that may start now, in order; the table counts it as started."""
+    def pump(self, now: float) -> list[EncoderJob]:
+        """Everything that may start now, in order; the table counts it as started. A job that is PLANNING now
+        is to get a stream, one that is RUNNING the permission to use the tower."""
         while self._timers and self._timers[0][0] <= now:
             _, _, tries, job = heapq.heappop(self._timers)
             if job.state is JobState.QUEUED and job.tries == tries and job in self._jobs:
@@ -293,8 +292,8 @@ class EncoderJobTable:
                 self.suspects.retreat(job)  # its worker is chosen again, if it still needs one
         return [*self._runs(), *self._starts(now)]
 
-    def _runs(self) -> list[StartPlan | StartRun]:
-        runs: list[StartPlan | StartRun] = []
+    def _runs(self) -> list[EncoderJob]:
+        runs: list[EncoderJob] = []
         items = self.items
         walk = self._planned.walk([key for key in self._planned.all_keys() if self._tower_free(key.address)])
         while (job := walk.first()) is not None:
@@ -316,7 +315,7 @@ class EncoderJobTable:
                 self._run_turns.begin(job.rank[2], *turns)
                 self._publish(job)
             self._settle(job, 0.0)
-            runs.append(StartRun(job))
+            runs.append(job)
         return runs
 
     def _share_returns(self) -> bool:
@@ -327,8 +326,8 @@ class EncoderJobTable:
             for each in self.items.loaders
         )
 
-    def _starts(self, now: float) -> list[StartPlan | StartRun]:
-        started: list[StartPlan | StartRun] = []
+    def _starts(self, now: float) -> list[EncoderJob]:
+        started: list[EncoderJob] = []
         if not self._queued or not any(map(self._plan_free, self._encoders.values())):
             return started
         walk = self._queued.walk(self._queued.all_keys())
@@ -341,7 +340,7 @@ class EncoderJobTable:
             job.kind = self._encoders[address].kind
             self._plan_turns.begin(job.turn.number, job.turn)
             self._settle(job, now)
-            started.append(StartPlan(job))
+            started.append(job)
         return started
 
     def _encoder_for(self, job: EncoderJob, now: float) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from triptych.base.types import ItemPlan
 from triptych.proxy.encoders.job import EncoderJob
-from triptych.proxy.events import JobReady
+from triptych.proxy.events import JobEvent
 
 #: Plans that are remembered, a plan with stretches for as many more: about 2.5 MiB. The keys and values of so
 #: many pictures are more than what PD workers hold.
@@ -27,7 +27,7 @@ class ItemRecord:
     #: As it was last seen; the key decides all of it.
     plan: ItemPlan | None = None
     #: How its last job ended, and when.
-    ready: JobReady | None = None
+    ready: JobEvent | None = None
     ready_at: float = 0.0
 
 
@@ -87,12 +87,12 @@ class KnownItems:
             self._drop_unused(oldest)
         return item
 
-    def store(self, end: JobReady, now: float) -> None:
+    def store(self, plan: ItemPlan, end: JobEvent, now: float) -> None:
         """The item's job has ended: its embedding is in the store as of now."""
-        item = self.learn(end.plan)
+        item = self.learn(plan)
         item.ready, item.ready_at = end, now
 
-    def stored_since(self, mm_hash: str, moment: float) -> JobReady | None:
+    def stored_since(self, mm_hash: str, moment: float) -> JobEvent | None:
         """How the item's last job ended, if that was at `moment` or later: a look-up may not have seen it."""
         item = self._items.get(mm_hash)
         return item.ready if item is not None and item.ready_at >= moment else None

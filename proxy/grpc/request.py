@@ -11,6 +11,7 @@ from triptych.base.errors import InvalidRequest
 from triptych.base.request import MAX_TEXT, FunctionCall, MessageToolCall, Role, TextPart
 from triptych.base.types import OutputFormat, SamplingParams
 from triptych.protos import common_pb2, proxy_pb2
+from triptych.protos.convert import sampling_from_proto
 from triptych.proxy.call.chat import ROLES, ChatCall, ChatMessage
 from triptych.proxy.call.json_text import MAX_OPTIONS_TEXT, MAX_TOOLS_TEXT, decode_text
 from triptych.proxy.call.tools import FunctionChoice, FunctionName, ToolChoice, ToolUse, tool_use
@@ -142,32 +143,9 @@ def sampling_of_message(sampling: common_pb2.SamplingParams) -> SamplingParams:
     """The values in range, with a seed drawn where none is given; InvalidRequest names the field."""
     if sampling.choice:
         raise InvalidRequest("sampling.choice must be 0: set n instead", param="choice")
+    given = sampling_from_proto(sampling)
     return check_sampling(
-        SamplingParams(
-            max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
-            min_tokens=sampling.min_tokens,
-            temperature=sampling.temperature if sampling.HasField("temperature") else None,
-            top_p=sampling.top_p if sampling.HasField("top_p") else None,
-            top_k=sampling.top_k if sampling.HasField("top_k") else None,
-            seed=sampling.seed or seed_of(None),
-            stop=tuple(sampling.stop),
-            stop_token_ids=tuple(sampling.stop_token_ids),
-            ignore_eos=sampling.ignore_eos,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
-            repetition_penalty=(
-                sampling.repetition_penalty if sampling.HasField("repetition_penalty") else None
-            ),
-            min_p=sampling.min_p if sampling.HasField("min_p") else None,
-            logit_bias=tuple(sampling.logit_bias.items()),
-            logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
-            output_format=_format(sampling.output_format),
-            bad_words=tuple(sampling.bad_words),
-            include_stop_str_in_output=sampling.include_stop_str_in_output,
-            thinking_token_budget=(
-                sampling.thinking_token_budget if sampling.HasField("thinking_token_budget") else None
-            ),
-        )
+        replace(given, seed=given.seed or seed_of(None), output_format=_format(sampling.output_format))
     )
 
 

@@ -4,86 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import resource
-import sys
-import termios
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
+import httptools
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn import Config
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from triptych.base.errors import InvalidRequest, RequestError, RequestTimeout, TooLarge, Unavailable
+from triptych.base.errors import InvalidRequest, RequestError, RequestTimeout, TooLarge
+from triptych.proxy.http.counted_transport import CountedTransport
 from triptych.proxy.http.delivery import CONNECTION, SMALL_REPLY
-from triptych.proxy.http.json_body import error_json, retry_after
-from triptych.proxy.http.peers import BadHeader, TrustedProxies, parse_header
-from triptych.proxy.quotas.quota import Hold, Quota, QuotaExceeded
-
-
-@dataclass(slots=True)
-class Place:
-    """One connection's place. `hold` None: it is beyond the quota, and gets a 503."""
-
-    places: ConnectionPlaces
-    hold: Hold | None
-    #: It comes from an HTTP gateway, which tells the client with each request.
-    of_gateway: bool
-
-    @property
-    def served(self) -> bool:
-        return self.hold is not None
-
-    def close(self) -> None:
-        if self.hold is not None:
-            self.hold.close()
-        else:
-            self.places.refused -= 1
-
-
-@dataclass(slots=True)
-class ConnectionPlaces:
-    """The quota "connections"; up to `spare` connections beyond it get a 503, further ones are closed."""
-
-    quota: Quota
-    spare: int
-    trusted: TrustedProxies = field(default_factory=TrustedProxies)
-    refused: int = 0
-
-    def has_header(self, peer: str) -> bool:
-        """Whether a connection from there begins with a header of the PROXY protocol."""
-        return self.trusted.proxy_protocol and self.trusted.trusts(peer)
-
-    def take(self, address: str) -> Place | None:
-        """A place for a connection; None: there is not even one for a refusal."""
-        of_gateway = not self.trusted.proxy_protocol and self.trusted.trusts(address)
-        try:
-            return Place(self, self.quota.hold(self.trusted.holder(address), 1), of_gateway)
-        except QuotaExceeded:
-            if self.refused >= self.spare:
-                return None
-            self.refused += 1
-            return Place(self, None, of_gateway)
-
-    def move(self, place: Place, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Counts a gateway's connection as one of the client of its next request; False above its share."""
-        forwarded = b",".join(value for name, value in headers if name == b"x-forwarded-for")
-        holder = self.trusted.forwarded(forwarded)
-        if place.hold is None or place.hold.holder == holder:
-            return place.served
-        place.hold.close()
-        try:
-            place.hold = self.quota.hold(holder, 1)
-        except QuotaExceeded:
-            place.hold = self.quota.hold("", 1)  # it has just become free
-            return False
-        return True
-
+from triptych.proxy.http.json_body import closing_reply, error_json
+from triptych.proxy.http.peers import BadHeader, parse_header
+from triptych.proxy.http.places import BUSY, ConnectionPlaces, Place
+from triptych.proxy.http.turns import LoopTurns
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +35,11 @@ OPEN_PATHS = frozenset({"/health", "/ready"})
 #: Further paths that answer without a key: files that are the same for everybody.
 KEYLESS_PATHS = frozenset({"/", "/docs"})
 KEYLESS_FOLDER = "/page/"
-BUSY = Unavailable("too many connections to this proxy; try again later", retry_after=5.0)
+#: Of a head, or of a body in chunks, the parser gets so much at once: a callback for each of the shortest
+#: headers or chunks in it, all together less than a millisecond.
+PIECE_BYTES = 4 << 10
+#: Bytes that wait for their turn before a connection is not read any more. Up to there its end is noticed.
+HELD_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +48,7 @@ class ConnectionLimits:
 
     #: For a request's head; as long again for a TLS handshake before it.
     head_seconds: float = 10.0
-    #: Of a request's line and headers, beyond the first piece that the socket gives.
+    #: Of a request's line and headers, beyond the first piece of them.
     head_bytes: int = 64 << 10
     #: A body must bring, and a client that lets replies pile up must take, `min_bytes` in each such window.
     window_seconds: float = 30.0
@@ -139,56 +82,34 @@ def raise_file_limit() -> int:
     return target
 
 
-class CountedTransport:
-    """A transport that counts what is written to it; everything else is the transport's own."""
+class HeldFlow(FlowControl):
+    """uvicorn's flow control, which reads nothing while too much has been read and waits."""
 
-    __slots__ = ("_transport", "_written")
+    held = False
 
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._written = 0
+    def resume_reading(self) -> None:
+        if not self.held:
+            super().resume_reading()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        """Nothing to a client that has gone: uvloop's transports raise where asyncio's say nothing."""
-        if self._transport.is_closing():
-            return
-        self._written += len(data)
-        self._transport.write(data)
-
-    @property
-    def unsent(self) -> int:
-        return self._transport.get_write_buffer_size()
-
-    @property
-    def taken(self) -> int:
-        """Bytes that the client's system has acknowledged.
-
-        The kernel may hold megabytes and takes more only once a third of them has gone: without its count a
-        slow reader would look like one that reads nothing.
-        """
-        queued = bytearray(4)
-        # A ValueError: the descriptor of a socket that has just been closed.
-        with contextlib.suppress(OSError, AttributeError, ValueError):
-            fcntl.ioctl(self._transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
-        return self._written - self.unsent - int.from_bytes(queued, sys.byteorder)
-
-    @property
-    def behind(self) -> int:
-        """Bytes that were written and that the client's system has not acknowledged."""
-        return self._written - self.taken
+    def hold(self, held: bool) -> None:
+        before, self.held = self.held, held
+        if held:
+            self.pause_reading()
+        elif before:
+            self.resume_reading()
 
 
 class LimitedConnection(HttpToolsProtocol):
     """uvicorn's connection, which notes what it waits for; a `Sweeper` ends those that wait too long.
 
-    `address`: the client's, where the PROXY protocol has named it.
+    Its bytes are parsed in turns with other connections', a head at a time, and a head once the request
+    before it has its reply. `address`: the client's, where the PROXY protocol has named it.
     """
 
     limits = ConnectionLimits()
     places: ConnectionPlaces
+    turns: LoopTurns
+    flow: HeldFlow
 
     def __init__(
         self,
@@ -197,11 +118,17 @@ class LimitedConnection(HttpToolsProtocol):
         app_state: dict[str, object],
         _loop: asyncio.AbstractEventLoop | None = None,
         address: str | None = None,
+        place: Place | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._address = address
         #: Its place among the connections; None while it has none.
-        self._place: Place | None = None
+        self._place = place
+        #: Bytes that have been read and not been parsed, and whether they wait for their turn.
+        self._rest = b""
+        self._asked = False
+        #: Bytes of the body that are missing, where its head says how many it has.
+        self._missing = 0
         #: The bytes of a PROXY header that is not complete yet; None where none is expected.
         self._header: bytes | None = None
         self._served_app = self.app
@@ -259,9 +186,12 @@ class LimitedConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._counted = CountedTransport(transport)
         super().connection_made(cast(asyncio.Transport, self._counted))
+        self.flow = HeldFlow(cast(asyncio.Transport, self._counted))
         self._head_since = self.loop.time()
         peer = self.client[0] if self.client else ""
-        if self._address is None and self.places.has_header(peer):
+        if self._place is not None:
+            self._serve_place()
+        elif self._address is None and self.places.has_header(peer):
             self._header = b""
         else:
             self._take_place(peer if self._address is None else self._address)
@@ -275,7 +205,11 @@ class LimitedConnection(HttpToolsProtocol):
         self._place = self.places.take(address)
         if self._place is None:
             self._tell(BUSY)
-        elif not self._place.served:
+        else:
+            self._serve_place()
+
+    def _serve_place(self) -> None:
+        if self._place is not None and not self._place.served:
             self.app = Busy(self._served_app)
 
     def _read_header(self, data: bytes) -> bytes:
@@ -295,15 +229,53 @@ class LimitedConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._header is not None and not (data := self._read_header(data)):
             return
+        self._rest = self._rest + data if self._rest else data
+        self.flow.hold(len(self._rest) > HELD_BYTES)
+        self._proceed()
+
+    def _proceed(self) -> None:
+        """Asks for a turn, if bytes wait and the request before them has its reply."""
+        if self._asked or not self._rest:
+            return
+        if self._body_since is not None or self.cycle is None or self.cycle.response_complete:
+            self._asked = True
+            self.turns.ask(self.holder, self._step)
+
+    def _step(self) -> None:
+        self._asked = False
+        if self.transport.is_closing():
+            self._rest = b""
+            return
+        size = self._piece()
+        piece, self._rest = self._rest[:size], self._rest[size:]
+        self.flow.hold(len(self._rest) > HELD_BYTES)
         # Line breaks between requests end uvicorn's keep-alive timer and begin no request.
         if self._head_since is None and self._body_since is None:
             self._head_since = self.loop.time()
         in_head = self._head_begun
-        super().data_received(data)
+        self._parse(piece)
         if in_head and self._head_begun and not self.transport.is_closing():
-            self._head_bytes += len(data)
+            self._head_bytes += len(piece)
             if self._head_bytes > self.limits.head_bytes:
                 self._tell(HeadTooLarge("the request's headers are too large"))
+        self._proceed()
+
+    def _parse(self, piece: bytes) -> None:
+        """As uvicorn does, but for a line in the log for whoever sends no HTTP, or wants another protocol."""
+        self._unset_keepalive_if_required()
+        # A request for an upgrade is answered as one without.
+        with contextlib.suppress(httptools.HttpParserUpgrade):
+            try:
+                self.parser.feed_data(piece)
+            except httptools.HttpParserError:
+                self.send_400_response("")
+
+    def _piece(self) -> int:
+        """How many of the bytes that wait are parsed at once: no second request's among them."""
+        if self._body_since is not None:
+            return self._missing or PIECE_BYTES
+        end = self._rest.find(b"\r\n\r\n", 0, PIECE_BYTES)
+        return PIECE_BYTES if end < 0 else end + 4
 
     def on_message_begin(self) -> None:
         self._head_since, self._head_begun = self.loop.time(), True
@@ -314,6 +286,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._head_since, self._head_begun, self._head_bytes = None, False, 0
         self._body_since = self._body_begun = self.loop.time()
         self._arrived = 0
+        self._missing = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
         if self._place is not None and self._place.of_gateway:
             served = self.places.move(self._place, self.headers)
             self.app = self._served_app if served else Busy(self._served_app)
@@ -321,11 +294,16 @@ class LimitedConnection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._arrived += len(body)
+        self._missing = max(self._missing - len(body), 0)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._body_since = None
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._proceed()
 
     def sweep(self, now: float) -> None:
         """Ends the connection when it has waited too long for its client."""
@@ -336,8 +314,8 @@ class LimitedConnection(HttpToolsProtocol):
         if self._body_since is not None:
             self._sweep_body(now - self._body_since)
         elif self._head_since is not None:
-            if self.cycle is not None and not self.cycle.response_complete:
-                self._head_since = now  # a pipelined request waits for the reply before it
+            if self._rest or (self.cycle is not None and not self.cycle.response_complete):
+                self._head_since = now  # it waits for its turn, or for the reply before it
             elif now - self._head_since >= self.limits.head_seconds:
                 self._end_head()
 
@@ -354,7 +332,7 @@ class LimitedConnection(HttpToolsProtocol):
             self._tell(RequestTimeout(f"the request's body takes more than {self.limits.body_seconds:g} s"))
         if seconds < self.limits.window_seconds:
             return
-        late = self._arrived < self.limits.min_bytes and not self.flow.read_paused
+        late = self._arrived < self.limits.min_bytes and not self.flow.read_paused and not self._rest
         if late or self.cycle.response_complete:
             self._tell(RequestTimeout("the request's body comes too slowly"))
         self._body_since, self._arrived = self.loop.time(), 0
@@ -380,12 +358,7 @@ class LimitedConnection(HttpToolsProtocol):
         self.transport.close()
 
     def _write_error(self, error: RequestError) -> None:
-        body = error_json(error)
-        head = [STATUS_LINE[error.status], b"content-type: application/json\r\nconnection: close\r\n"]
-        if wait := retry_after(error):
-            head.append(b"retry-after: %s\r\n" % wait.encode())
-        head.append(b"content-length: %d\r\n\r\n" % len(body))
-        self.transport.write(b"".join([*head, body]))
+        self.transport.write(closing_reply(error))
 
 
 class Busy:
@@ -427,6 +400,9 @@ class Sweeper:
                     connection.sweep(now)
 
 
-def connection_class(limits: ConnectionLimits, places: ConnectionPlaces) -> type[LimitedConnection]:
+def connection_class(
+    limits: ConnectionLimits, places: ConnectionPlaces, turns: LoopTurns
+) -> type[LimitedConnection]:
     """The protocol class for uvicorn, which makes the objects itself."""
-    return type("ConfiguredConnection", (LimitedConnection,), {"limits": limits, "places": places})
+    given = {"limits": limits, "places": places, "turns": turns}
+    return type("ConfiguredConnection", (LimitedConnection,), given)

@@ -10,6 +10,7 @@ from typing import TypeVar, get_type_hints
 
 import msgspec
 import msgspec.inspect
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from triptych.base.errors import InvalidRequest, RequestError, TooLarge
 from triptych.base.request import limits_of, out_of_limits
@@ -67,6 +68,16 @@ def retry_after(error: RequestError) -> str | None:
     return None if error.retry_after is None else str(max(math.ceil(error.retry_after), 1))
 
 
+def closing_reply(error: RequestError) -> bytes:
+    """A whole reply of HTTP/1.1, after which the connection is closed."""
+    body = error_json(error)
+    head = [STATUS_LINE[error.status], b"content-type: application/json\r\nconnection: close\r\n"]
+    if wait := retry_after(error):
+        head.append(b"retry-after: %s\r\n" % wait.encode())
+    head.append(b"content-length: %d\r\n\r\n" % len(body))
+    return b"".join([*head, body])
+
+
 T = TypeVar("T")
 #: Values of one body, counted before it is parsed, since small ones then take 50 times their bytes. The
 #: largest body that is of use holds 262,144 token ids.
@@ -76,7 +87,7 @@ FEW_VALUES = 1 << 12
 
 _AT = re.compile(r" - at `\$(?P<path>[^`]*)`$")
 _LIMIT = re.compile(r"Expected `\w+` [<>]")
-_TOO_LONG = re.compile(r"Expected `(?P<kind>\w+)` of length <= (?P<most>[0-9]+)")
+_LENGTH = re.compile(r"Expected `(?P<kind>\w+)` of length (?P<sign>[<>])= (?P<bound>[0-9]+)")
 _MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
 
 
@@ -138,12 +149,14 @@ def invalid_field(error: msgspec.ValidationError, prefix: str, kind: object = ob
     if text.startswith("Invalid ") and (allowed := _allowed(kind, at["path"] if at else "")):
         quoted = text.partition("'")[2].rpartition("'")[0]
         text = f"{_UNSERVED_PARTS.get(quoted, text)}: send {' or '.join(map(str, allowed))}"
-    if long := _TOO_LONG.search(text):
-        text = (
-            f"takes at most {long['most']} {'characters' if long['kind'] == 'str' else 'entries'}: send less"
-        )
+    if length := _LENGTH.search(text):
+        bound = f"{length['bound']} {'characters' if length['kind'] == 'str' else 'entries'}"
+        few = f"takes at least {bound}: send more, or leave it out"
+        text = few if length["sign"] == ">" else f"takes at most {bound}: send less"
     if missing := _MISSING.search(text):
         path += f".{missing['name']}"
+        allowed = _allowed(kind, f"{at['path'] if at else ''}.{missing['name']}")
+        text = f"is missing: send {' or '.join(map(str, allowed)) or 'it'}"
     path = path.lstrip(".") or "body"
     # msgspec repeats a client's text that is none of an enum's values.
     return InvalidRequest(f"{path}: {text[:_MAX_TEXT]}", param=path)

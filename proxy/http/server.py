@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Iterator
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,9 +13,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from triptych.base.config import ProxyConfig
 from triptych.base.errors import ConfigError
 from triptych.base.rpc.tls.certificates import Certificates
-from triptych.proxy.http.connections import ConnectionLimits, ConnectionPlaces, Sweeper, connection_class
-from triptych.proxy.http.peers import MAX_HEADER, BadHeader, TrustedProxies, parse_header
-from triptych.proxy.quotas.quota import Hold, Quota, QuotaExceeded
+from triptych.proxy.http.connections import ConnectionLimits, Sweeper, connection_class
+from triptych.proxy.http.listener import Handshakes, Listener
+from triptych.proxy.http.peers import TrustedProxies
+from triptych.proxy.http.places import ConnectionPlaces, Place
+from triptych.proxy.http.turns import LoopTurns
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
 
 
@@ -42,121 +42,6 @@ def port_error(flag: str, host: str, port: int, error: OSError | RuntimeError) -
     if isinstance(error, OSError) and error.errno not in (98, 48, 10048):
         return f"cannot listen on {host}:{port}: {error.strerror}"
     return f"port {port} is taken: {flag} N picks another"
-
-
-logger = logging.getLogger(__name__)
-
-#: Seconds that a client gets for its part of the connection's end.
-_SHUTDOWN_SECONDS = 5.0
-#: Between two tries to accept where the process has no file left.
-_NO_FILES_SECONDS = 0.2
-_NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-
-
-class TlsListener:
-    """Accepts TLS connections; `make` makes the protocol of each, for the client's address.
-
-    Handshakes have a quota of their own, per peer. asyncio's own TLS server would count a connection only
-    after the handshake, and keep one certificate for ever.
-    """
-
-    def __init__(
-        self,
-        listener: socket.socket,
-        certificates: Certificates,
-        make: Callable[[str], asyncio.Protocol],
-        handshakes: Quota,
-        trusted: TrustedProxies,
-        handshake_seconds: float,
-    ) -> None:
-        self._listener = listener
-        self._certificates = certificates
-        self._make = make
-        self._quota = handshakes
-        self._trusted = trusted
-        self._handshake_seconds = handshake_seconds
-        self._handshakes: set[asyncio.Task[None]] = set()
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def handshakes(self) -> int:
-        """How many are under way."""
-        return len(self._handshakes)
-
-    def start(self, backlog: int) -> None:
-        self._listener.listen(backlog)
-        self._task = asyncio.create_task(self._accept(), name="tls")
-
-    def close(self) -> None:
-        """Accepts no more; handshakes under way go on."""
-        if self._task is not None:
-            self._task.cancel()
-
-    async def wait_closed(self) -> None:
-        """Ends the handshakes under way, too."""
-        tasks = [*self._handshakes, *([self._task] if self._task is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        with self._listener:
-            while True:
-                try:
-                    connection, address = await loop.sock_accept(self._listener)
-                except OSError as error:
-                    if error.errno in _NO_FILES:
-                        logger.warning("no connection can be accepted: %s", error.strerror)
-                        await asyncio.sleep(_NO_FILES_SECONDS)
-                    continue  # else one that its client has given up
-                self._begin(connection, address[0])
-                await asyncio.sleep(0)  # sock_accept does not wait while there are connections
-
-    def _begin(self, connection: socket.socket, peer: str) -> None:
-        try:
-            hold = self._quota.hold(self._trusted.holder(peer), 1)
-        except QuotaExceeded:
-            connection.close()
-            return
-        task = asyncio.create_task(self._shake_hands(connection, peer, hold), name="tls handshake")
-        self._handshakes.add(task)
-        task.add_done_callback(self._handshakes.discard)
-
-    async def _shake_hands(self, connection: socket.socket, peer: str, hold: Hold) -> None:
-        connection.setblocking(False)
-        # ssl's errors, and a handshake that takes too long, are OSErrors
-        with hold, contextlib.suppress(OSError, BadHeader, QuotaExceeded), contextlib.ExitStack() as stack:
-            if self._trusted.proxy_protocol and self._trusted.trusts(peer):
-                opening = stack.enter_context(contextlib.ExitStack())
-                opening.callback(connection.close)
-                async with asyncio.timeout(self._handshake_seconds):
-                    peer = await _told_address(connection)
-                hold.close()
-                stack.enter_context(self._quota.hold(self._trusted.holder(peer), 1))
-                opening.pop_all()
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: self._make(peer),
-                connection,
-                ssl=self._certificates.current().context,
-                ssl_handshake_timeout=self._handshake_seconds,
-                ssl_shutdown_timeout=_SHUTDOWN_SECONDS,
-            )
-
-
-async def _told_address(connection: socket.socket) -> str:
-    """The client's address of a PROXY header, which is read to its last byte and no further."""
-    loop = asyncio.get_running_loop()
-    data = b""
-    while len(data) < MAX_HEADER:
-        # A byte more than is known to belong to the header may be of the handshake.
-        more = await loop.sock_recv(connection, 1)
-        data += more
-        if not more:
-            raise BadHeader("no PROXY header")
-        if (parsed := parse_header(data)) is not None:
-            return parsed[0]
-    raise BadHeader("a PROXY header without its end")
 
 
 class ClosingMiddleware:
@@ -198,10 +83,11 @@ class HttpServer(uvicorn.Server):
         limits = limits or ConnectionLimits()
         quotas, trusted = quotas or QuotaTable(quota_specs(ProxyConfig())), trusted or TrustedProxies()
         places = ConnectionPlaces(quotas["connections"], limits.spare, trusted)
+        turns = LoopTurns()
         self._closing = ClosingMiddleware(app)
         config = uvicorn.Config(
             self._closing,
-            http=connection_class(limits, places),
+            http=connection_class(limits, places, turns),
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             lifespan="off",
             access_log=False,
@@ -212,19 +98,16 @@ class HttpServer(uvicorn.Server):
             timeout_graceful_shutdown=5,
         )
         super().__init__(config)
-        self._listener = listener
-        self._door = None
+        handshakes = None
         if certificates is not None:
-            handshakes = quotas["handshakes"]
-            self._door = TlsListener(
-                listener, certificates, self._connection, handshakes, trusted, limits.head_seconds
-            )
+            handshakes = Handshakes(certificates, quotas["handshakes"], limits.head_seconds)
+        self._door = Listener(listener, self._connection, places, turns, handshakes)
         self._sweeper = Sweeper(self.server_state, limits)
         self._sweeping: asyncio.Task[None] | None = None
 
     async def start(self) -> asyncio.Task[None]:
         """The running server's task; returns once it accepts connections."""
-        task = asyncio.create_task(self.serve(sockets=[self._listener]), name="http")
+        task = asyncio.create_task(self.serve(sockets=[]), name="http")
         self._sweeping = asyncio.create_task(self._sweeper.run(), name="sweeper")
         while not self.started and not task.done():
             await asyncio.sleep(0.01)
@@ -256,16 +139,13 @@ class HttpServer(uvicorn.Server):
             await asyncio.gather(self._sweeping, return_exceptions=True)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._door is None:
-            await super().startup(sockets)
-            return
         self._door.start(self.config.backlog)
         self.servers = [self._door]  # type: ignore[list-item]  # it is closed and waited for as those are
         self.started = True
 
-    def _connection(self, address: str) -> asyncio.Protocol:
+    def _connection(self, address: str | None, place: Place | None) -> asyncio.Protocol:
         made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
-            config=self.config, server_state=self.server_state, app_state={}, address=address
+            config=self.config, server_state=self.server_state, app_state={}, address=address, place=place
         )
         return made
 

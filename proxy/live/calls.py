@@ -10,7 +10,8 @@ from itertools import chain, islice
 import msgspec
 
 from triptych.base.errors import RequestError
-from triptych.proxy.events import Accepted, Admitted, JobReady
+from triptych.protos.convert import plan_nbytes
+from triptych.proxy.events import Accepted, Admitted, JobEvent
 from triptych.proxy.live.failures import FailureLog
 from triptych.proxy.live.objects import (
     FinishedQuery,
@@ -71,10 +72,11 @@ class CallLog:
         self._names[first.call.tenant, first.call.label] = first.order
         return timeline
 
-    def encoded(self, end: JobReady) -> None:
-        self.tallies.add(end)
-        if not end.already_stored:
-            self.transfers.add("encoded", end.plan.nbytes)
+    def encoded(self, end: JobEvent) -> None:
+        ready = end.event.ready
+        self.tallies.add(end.address, ready)
+        if not ready.already_stored:
+            self.transfers.add("encoded", plan_nbytes(ready.plan))
 
     def closed(self, choices: Choices, failure: RequestError | None) -> None:
         order, now = choices.first.order, self._clock()

@@ -11,7 +11,7 @@ import msgspec
 from prometheus_client import Counter
 
 from triptych.base.metrics import ProxyMetrics
-from triptych.proxy.events import JobReady
+from triptych.protos.encoder_pb2 import ItemReady
 from triptych.proxy.live.objects import ClusterGoodput, ClusterHistory, ClusterSeries, Flow
 
 WINDOW_SECONDS = 60.0
@@ -254,9 +254,9 @@ class EncoderTallies:
     def __init__(self) -> None:
         self._tallies: dict[str, _Tally] = {}
 
-    def add(self, end: JobReady) -> None:
+    def add(self, address: str, end: ItemReady) -> None:
         """An item is in the store. One that was there already took no time of the tower."""
-        tally = self._tallies.setdefault(end.address, _Tally())
+        tally = self._tallies.setdefault(address, _Tally())
         tally.done += 1
         if not end.already_stored:
             tally.seconds.append(end.encode_seconds)

@@ -140,7 +140,7 @@ class _Phases:
             case events.Admitted:
                 self._admitted = True
                 self._wait_for_items(moment)
-            case events.LoadReported | do.SkipJob:
+            case events.LoadReported | do.TellJobs:
                 self._lacking -= 1
                 if self._admitted and self._lacking == 0:
                     self._wait_for_items(moment)
@@ -232,19 +232,19 @@ class _Item:
             case events.LookedUp:
                 self._stored = moment.at
                 self._add("encode", moment.at, moment.at, STORE, IN_STORE)
-            case do.SkipJob:
+            case do.TellJobs:
                 self._add("encode", moment.at, moment.at, moment.where, HELD, moment.attempt)
-            case events.JobsStarted | do.StartJobs:
+            case "waits" | do.StartJobs:
                 again = "encoded again: the store had lost it" if moment.note == "again" else ""
                 # A job that ended meanwhile is reported as joined, and ready at once.
                 self._awaited = _AwaitedJob(moment.at, moment.note == "joined", again)
-            case events.ItemPlanned if self._awaited is not None:
+            case "planned" if self._awaited is not None:
                 self._awaited.planned = moment.at
-            case events.JobRetried if self._awaited is not None:
+            case "failed" if self._awaited is not None:
                 note = f"this try has failed: {moment.note}"
                 self._add("encode", self._awaited.at, moment.at, moment.where, note)
                 self._awaited = _AwaitedJob(moment.at, joined=False, note="another try")
-            case events.ItemReady:
+            case "ready":
                 self._ready(moment)
             case events.LoadReported:
                 began = max(moment.at - moment.spent[0], self._stored)

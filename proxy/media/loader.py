@@ -154,11 +154,13 @@ class MediaLoader:
             raise InvalidRequest(f"{param}: no {kind.formats} file", param=param)
         return await self.spool.keep(data)
 
-    async def _decode(self, content: str | bytes, part: ItemPart, hold: MediaHold) -> SpooledMedia:
+    async def _decode(
+        self, content: str | memoryview | bytes, part: ItemPart, hold: MediaHold
+    ) -> SpooledMedia:
         """Decodes inline `content`, whose own bytes count too, since the request keeps them."""
         what = f"{part.param}: {_NAMES[type(part)]}"
         hold.count(self.spool, len(content))
-        if isinstance(content, str):
+        if not isinstance(content, bytes):
             text = content
             content = await self.spool.in_thread(lambda: decode_base64(text, part.param))
         if not content:
@@ -186,7 +188,7 @@ def make_loader(config: ProxyConfig, metrics: ProxyMetrics, quotas: QuotaTable |
     return MediaLoader(spool, folder, fetcher, config.max_media_bytes)
 
 
-def decode_base64(text: str, param: str) -> bytes:
+def decode_base64(text: str | memoryview, param: str) -> bytes:
     """The bytes of strict base64; InvalidRequest names `param`."""
     try:
         return pybase64.b64decode(text, validate=True)

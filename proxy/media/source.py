@@ -14,6 +14,7 @@ from yarl import URL
 
 from triptych.base.errors import InvalidRequest
 from triptych.proxy.media.spool import MediaHold
+from triptych.proxy.parsing.lifted import lifted_text
 
 #: Longest http(s) or file URL.
 MAX_URL = 8192
@@ -174,12 +175,17 @@ AUDIOS = MediaKind("sound", "WAV, FLAC, MP3, Ogg, M4A or WebM", "audio/wav", AUD
 class FilePart:
     """A file of a message: base64 text of a data: URL, the file's bytes, or a URL to load.
 
-    `param` is the path of its field in the request.
+    A text in a large body is a part of it, which nothing has copied. `param` is the path of its field in the
+    request.
     """
 
     kind: ClassVar[MediaKind]
-    source: str | bytes | WebUrl | FileUrl
+    source: str | memoryview | bytes | WebUrl | FileUrl
     param: str
+
+    def __post_init__(self) -> None:
+        if isinstance(self.source, str) and (text := lifted_text(self.source)) is not None:
+            object.__setattr__(self, "source", text)
 
     @classmethod
     def of_url(cls, url: str, param: str) -> Self:

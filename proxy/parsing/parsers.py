@@ -6,8 +6,10 @@ import asyncio
 import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
+from triptych.proxy.parsing.lifted import parse_lifted
 from triptych.proxy.parsing.parse import Parse
 from triptych.proxy.parsing.pool import ParserPool
 from triptych.proxy.quotas.quota import Quota
@@ -55,6 +57,7 @@ class Parsers:
             return work(raw)
         if len(raw) > THREAD_BYTES:
             await self.pool.check(holder, raw, parse)
+            work = partial(parse_lifted, work)
         with await self._turns.wait(holder, 1):
             return await asyncio.get_running_loop().run_in_executor(self.thread, _at_once, work, raw)
 

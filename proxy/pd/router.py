@@ -214,7 +214,7 @@ class PDRouter:
 
     def _hand_out(self, waiting: Iterator[tuple[InFlightRequest, Submit]]) -> None:
         links = self._links.values()
-        while any(link.open for link in links) and (entry := next(waiting, None)) is not None:
+        while self._waiting and any(link.open for link in links) and (entry := next(waiting, None)):
             request, order = entry
             if not self.suspects.suspect(request.request_id) and (link := self._choose(request, open=True)):
                 self._send(request, order, link)

@@ -43,6 +43,7 @@ class WaitingSubmits:
         request_id, tenant = request.request_id, request.call.tenant
         if not self._entries:
             self._turns.rest()
+            self._heaps.clear()
         self._number += 1
         self._entries[request_id], self._numbers[request_id] = (request, order), self._number
         if tenant not in self._heaps:
@@ -62,6 +63,9 @@ class WaitingSubmits:
 
     def in_turns(self) -> Generator[Entry, None, None]:
         """Each once, to be looked at and left, or handed over; the next one is chosen after that."""
+        if len(self._entries) == 1:
+            yield next(iter(self._entries.values()))  # whoever it is: there is no choice
+            return
         passed: list[tuple[str, tuple[bool, int, int, str]]] = []
         try:
             while (tenant := self._next()) is not None:

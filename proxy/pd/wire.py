@@ -20,9 +20,7 @@ from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 from triptych.protos.convert import (
     error_from_proto,
     logprobs_from_proto,
-    plan_to_proto,
     sampling_to_proto,
-    source_to_proto,
 )
 from triptych.proxy.call.chat import EncoderPrompt, PoolingOptions, RawPrompt, Started, Transcription
 from triptych.proxy.events import (
@@ -85,18 +83,12 @@ def submit_message(
     if call.prompt is not None:
         message.prompt.CopyFrom(prompt_to_proto(call.prompt, unmodified=call.prompt_unmodified))
     for item in request.content.items:
-        state = pd_pb2.ITEM_STATE_PENDING
+        slot = message.items.add()
+        slot.CopyFrom(request.lifecycle.items[item.mm_hash].slot)
         if item.mm_hash in order.ready:
-            state = pd_pb2.ITEM_STATE_READY
+            slot.state = pd_pb2.ITEM_STATE_READY
         elif item.mm_hash in order.unencoded:
-            state = pd_pb2.ITEM_STATE_UNENCODED
-        plan = request.lifecycle.items[item.mm_hash].plan
-        assert plan is not None
-        source = request.lifecycle.items[item.mm_hash].source
-        slot = pd_pb2.ItemSlot(plan=plan_to_proto(plan), state=state)
-        if source is not None:
-            slot.source.CopyFrom(source_to_proto(source))
-        message.items.append(slot)
+            slot.state = pd_pb2.ITEM_STATE_UNENCODED
     if request.trace is not None:
         headers = dict(metadata(request.trace.attempt))
         message.traceparent, message.tracestate = headers.get(TRACEPARENT, ""), headers.get(TRACESTATE, "")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from triptych.base.errors import RequestError
 from triptych.proxy.call.chat import Output
+from triptych.proxy.events import Admitted, LoadReported, MissReported
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,13 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
-class AdmitJobs:
-    """Run the request's encoder jobs: its PD worker has reserved memory for all items."""
+class TellJobs:
+    """Tell the encoder jobs what the PD worker says: it has memory for all items, so that their jobs may run;
+    it has an item, or found it missing, which frees the item's part of the share; or, `held`, it has one that
+    was expected there, so that no job is made."""
+
+    event: Admitted | LoadReported | MissReported
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +64,6 @@ class NotifyItems:
     """Report to the PD worker that these items are in the store."""
 
     mm_hashes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SkipJob:
-    """Count an encoder job that is not made: the PD worker holds the item."""
-
-    mm_hash: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReturnShare:
-    """Free the item's part of the share: it is loaded, or gone from the store."""
-
-    mm_hash: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,5 +96,5 @@ class Leave:
 
 
 #: Instructions about encoder jobs.
-JobInstruction = LookUpItems | StartJobs | AdmitJobs | SkipJob | ReturnShare
+JobInstruction = LookUpItems | StartJobs | TellJobs
 Instruction = JobInstruction | Submit | NotifyItems | EndAttempt | Emit | Fail | Leave

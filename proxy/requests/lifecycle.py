@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from triptych.base.errors import RETRY_AFTER, DeadlineExceeded, RequestError, Unavailable
 from triptych.base.tracing.tracer import Span
 from triptych.base.types import EmbeddingSource, FinishReason, ItemPlan
+from triptych.protos.common_pb2 import ItemPlan as PlanMessage
+from triptych.protos.convert import error_from_proto, plan_to_proto, source_from_proto
+from triptych.protos.encoder_pb2 import ItemReady
+from triptych.protos.pd_pb2 import ItemSlot
 from triptych.proxy.call.chat import Delta, Done, Started, Timings
 from triptych.proxy.events import (
     Accepted,
@@ -28,13 +32,7 @@ from triptych.proxy.events import (
     Fetched,
     Finished,
     FirstToken,
-    ItemEvent,
-    ItemPlanned,
-    ItemReady,
-    JobFailed,
-    JobReady,
-    JobRetried,
-    JobsStarted,
+    JobEvent,
     LoadReported,
     LookedUp,
     Lost,
@@ -46,7 +44,6 @@ from triptych.proxy.events import (
     WorkerEvent,
 )
 from triptych.proxy.requests.instructions import (
-    AdmitJobs,
     Emit,
     EndAttempt,
     Fail,
@@ -55,10 +52,9 @@ from triptych.proxy.requests.instructions import (
     LookUpItems,
     NotifyItems,
     ResumeState,
-    ReturnShare,
-    SkipJob,
     StartJobs,
     Submit,
+    TellJobs,
 )
 
 
@@ -82,8 +78,9 @@ class RequestItem:
     mm_hash: str
     param: str
     status: EmbeddingStatus = EmbeddingStatus.PENDING
-    #: Its rows and placeholder, once a look-up or an encoder worker has told them.
-    plan: ItemPlan | None = None
+    #: What a PD worker is told of it: its plan, once a look-up or an encoder worker has said it, and where it
+    #: can be read besides the store.
+    slot: ItemSlot = field(default_factory=ItemSlot)
     #: Times that the store has lost it to this request.
     losses: int = 0
     #: The attempt's PD worker knows that it is stored.
@@ -94,10 +91,18 @@ class RequestItem:
     origin: str = ""
     #: The store's epoch when the item was last known to be there.
     stored_in: StoreEpoch | None = None
-    #: Where it can be read besides the store.
-    source: EmbeddingSource | None = None
     #: The span of its encoder job, where the request is traced.
     span: Span | None = None
+
+    @property
+    def plan(self) -> PlanMessage | None:
+        """Its rows and placeholder, where they are known."""
+        return self.slot.plan if self.slot.HasField("plan") else None
+
+    @property
+    def source(self) -> EmbeddingSource | None:
+        """Where it can be read besides the store."""
+        return source_from_proto(self.slot.source)
 
     @property
     def needs_encoder(self) -> bool:
@@ -111,14 +116,20 @@ class RequestItem:
     def look_up(self, stored: ItemPlan | None, expected: ItemPlan | None, epoch: StoreEpoch) -> None:
         """The store's answer, and what a PD worker is expected to hold."""
         if stored is not None:
-            self.status, self.origin, self.plan, self.stored_in = (
-                EmbeddingStatus.STORED,
-                "store",
-                stored,
-                epoch,
-            )
+            self.status, self.origin, self.stored_in = EmbeddingStatus.STORED, "store", epoch
         elif expected is not None:
-            self.status, self.origin, self.plan = EmbeddingStatus.EXPECTED, "pd", expected
+            self.status, self.origin = EmbeddingStatus.EXPECTED, "pd"
+        if (plan := stored or expected) is not None:
+            self.slot.plan.CopyFrom(plan_to_proto(plan))
+
+    def ready(self, end: ItemReady, epoch: StoreEpoch) -> None:
+        """It is in the store, or can be read at its source."""
+        self.status, self.stored_in = EmbeddingStatus.STORED, epoch
+        self.slot.ClearField("source")
+        if source_from_proto(end.source) is not None:
+            self.slot.source.CopyFrom(end.source)
+        if end.already_stored:
+            self.origin = "store"
 
     def begin_attempt(self) -> None:
         """The next PD worker is sent the request."""
@@ -141,7 +152,7 @@ class Phase(enum.Enum):
     PLAN = enum.auto()
     SUBMIT = enum.auto()
     RUN = enum.auto()
-    #: ItemPlanned, at no PD worker: no encoder worker serves what is missing.
+    #: At no PD worker, its items planned: no encoder worker serves what is missing.
     WAIT = enum.auto()
     ENDED = enum.auto()
 
@@ -217,28 +228,33 @@ class Lifecycle:
                 return self._end()
             case DeadlinePassed():
                 return self._deadline(event)
-            case FirstToken():
-                return ()
-            case _:
-                return self._on_its_way(event)
-
-    def _on_its_way(self, event: ItemEvent) -> Sequence[Instruction]:
-        """An event of an item, or items, on the way into the store."""
-        match event:
             case LookedUp():
                 return self._looked_up(event)
-            case JobsStarted():
-                for key, origin in event.origins.items():
-                    self.items[key].origin = origin
+            case JobEvent():
+                return self._of_job(self.items[event.mm_hash], event)
+            case FirstToken():
                 return ()
-            case ItemPlanned():
-                return self._planned(self.items[event.mm_hash], event.plan)
-            case ItemReady():
-                return self._item_ready(self.items[event.mm_hash], event.end)
-            case JobFailed():
-                return self._job_failed(self.items[event.mm_hash], event.error)
-            case JobRetried():
-                return ()
+
+    def _of_job(self, item: RequestItem, told: JobEvent) -> Sequence[Instruction]:
+        """An event of the item's encoder job."""
+        event = told.event
+        match told.kind:
+            case "waits":
+                item.origin = told.origin
+            case "failed" if not event.failed.retryable:
+                return self._job_failed(item, error_from_proto(event.failed.error))
+            case "planned" | "ready" as kind:
+                if item.plan is None:
+                    item.slot.plan.CopyFrom(event.planned if kind == "planned" else event.ready.plan)
+                if kind == "ready":
+                    item.ready(event.ready, told.epoch)
+                    self.timings.encode = max(self.timings.encode, event.ready.encode_seconds)
+                    self.timings.save = max(self.timings.save, event.ready.save_seconds)
+                if self.phase is Phase.PLAN and all(each.plan is not None for each in self.items.values()):
+                    return self._submit()
+                if kind == "ready":
+                    return self._announce(item)
+        return ()
 
     def _at_worker(self, event: WorkerEvent) -> Sequence[Instruction]:
         """An event of the attempt at its PD worker."""
@@ -252,24 +268,23 @@ class Lifecycle:
             case Admitted():
                 return self._admitted(event)
             case LoadReported():
-                return self._loaded(self.items[event.mm_hash])
+                return self._loaded(self.items[event.mm_hash], event)
             case MissReported():
-                return self._missing(self.items[event.mm_hash], event.damaged_digest)
+                return self._missing(self.items[event.mm_hash], event)
             case Finished():
                 return self._finished(event)
 
-    def tokens(
-        self, attempt: int, position: int, token_ids: list[int], text: str
-    ) -> Delta | Sequence[Instruction]:
-        """New output as the Delta to send; frames seen before are dropped, a gap ends the attempt.
+    def tokens(self, attempt: int, position: int, token_ids: list[int], text: str) -> Delta | Lost | None:
+        """New output as the Delta to send; frames seen before are dropped. A gap: the attempt is lost, which
+        is still to be delivered.
 
         Called for every token, so the plain case makes nothing but the Delta, which owns `token_ids` then.
         """
         if attempt != self.attempt or self.phase is Phase.ENDED:
-            return ()
+            return None
         ids = self.output_token_ids
         if position != len(ids):
-            return () if position + len(token_ids) <= len(ids) else self._worker_lost()
+            return None if position + len(token_ids) <= len(ids) else Lost(attempt)
         ids += token_ids
         self._text_chars += len(text)
         return Delta(text, token_ids)
@@ -293,25 +308,11 @@ class Lifecycle:
         self.phase = Phase.PLAN
         return [StartJobs(misses)]
 
-    def _planned(self, item: RequestItem, plan: ItemPlan) -> list[Instruction]:
-        item.plan = item.plan or plan
-        if self.phase is Phase.PLAN and all(item.plan is not None for item in self.items.values()):
-            return self._submit()
-        return []
-
-    def _item_ready(self, item: RequestItem, end: JobReady) -> list[Instruction]:
-        timings = self.timings
-        item.status, item.stored_in, item.source = EmbeddingStatus.STORED, end.epoch, end.source
-        if end.already_stored:
-            item.origin = "store"
-        timings.encode = max(timings.encode, end.encode_seconds)
-        timings.save = max(timings.save, end.save_seconds)
-        instructions = self._planned(item, end.plan)
+    def _announce(self, item: RequestItem) -> Sequence[Instruction]:
+        """The item is ready: its PD worker is told, or there is nothing left to wait for without one."""
         if self.phase is Phase.RUN:
-            instructions.append(NotifyItems((item.mm_hash,)))
-        elif self.phase is Phase.WAIT and not self.lacks_items:
-            return self._submit()
-        return instructions
+            return [NotifyItems((item.mm_hash,))]
+        return self._submit() if self.phase is Phase.WAIT and not self.lacks_items else ()
 
     def _free_worker(self) -> Sequence[Instruction]:
         """Nobody encodes what is missing: the request frees its memory at the PD worker meanwhile."""
@@ -340,7 +341,7 @@ class Lifecycle:
 
     def _admitted(self, event: Admitted) -> list[Instruction]:
         instructions = self._accepted()
-        instructions.append(AdmitJobs())
+        instructions.append(TellJobs(event))
         if self.prompt_token_ids is None:
             self.prompt_token_ids = event.started.prompt_token_ids
             self._placements = tuple(event.placements)
@@ -349,23 +350,24 @@ class Lifecycle:
 
     def _with_frames(self, started: Started) -> Started:
         plans = [item.plan for item in self.items.values()]
-        audio = [plan.grid_thw for plan in plans if plan is not None and plan.modality == "audio"]
+        audio = [tuple(plan.grid_thw) for plan in plans if plan is not None and plan.modality == "audio"]
         return replace(started, frames=audio[0]) if audio else started
 
-    def _loaded(self, item: RequestItem) -> list[Instruction]:
+    def _loaded(self, item: RequestItem, event: LoadReported) -> list[Instruction]:
         item.loaded = True
         if item.status is EmbeddingStatus.EXPECTED:
             item.status = EmbeddingStatus.HELD
-            return [SkipJob(item.mm_hash)]
-        return [ReturnShare(item.mm_hash)]
+            return [TellJobs(event, held=True)]
+        return [TellJobs(event)]
 
-    def _missing(self, item: RequestItem, damaged_digest: str) -> Sequence[Instruction]:
+    def _missing(self, item: RequestItem, event: MissReported) -> Sequence[Instruction]:
         """The item is encoded again, or for the first time where it was expected to be there.
 
         Ignored while its job is under way: the worker repeats a loss on every new stream, and reports it to
         every request that waits for the item.
         """
-        before, item.status, item.source = item.status, EmbeddingStatus.PENDING, None
+        before, item.status = item.status, EmbeddingStatus.PENDING
+        item.slot.ClearField("source")
         key = item.mm_hash
         if before in (EmbeddingStatus.EXPECTED, EmbeddingStatus.HELD):
             return [StartJobs((key,), expected=True)]
@@ -377,7 +379,7 @@ class Lifecycle:
                 Unavailable("the store keeps losing this item's embedding", retry_after=RETRY_AFTER)
             )
         pause = 0.0 if item.losses == 1 else min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (item.losses - 2))
-        return [ReturnShare(key), StartJobs((key,), True, damaged_digest, pause=pause)]
+        return [TellJobs(event), StartJobs((key,), True, event.damaged_digest, pause=pause)]
 
     def _finished(self, event: Finished) -> list[Instruction]:
         if (spent := event.spent) is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -14,9 +14,11 @@ from triptych.base.tracing.context import SpanContext, hex_trace_id
 from triptych.base.tracing.server_span import ServerSpan
 from triptych.base.tracing.tracer import Span, SpanKind
 from triptych.base.types import PDTimings
+from triptych.protos.convert import plan_nbytes
+from triptych.protos.encoder_pb2 import ItemReady
 from triptych.proxy import events
 from triptych.proxy.call.chat import Done, Started
-from triptych.proxy.events import CallEnded, Ended, JobReady, RequestEvent
+from triptych.proxy.events import CallEnded, Ended, JobEvent, RequestEvent
 from triptych.proxy.requests import instructions as do
 from triptych.proxy.requests.instructions import Instruction, Submit
 from triptych.proxy.requests.lifecycle import RequestItem
@@ -36,7 +38,7 @@ class CallObserver(Protocol):
     def closed(self, choices: Choices, failure: RequestError | None) -> None:
         """A call has ended; `failure`: with this error."""
 
-    def encoded(self, end: JobReady) -> None:
+    def encoded(self, end: JobEvent) -> None:
         """An encoder job has ended with its item in the store."""
 
 
@@ -69,16 +71,20 @@ class Recorder:
         if self._calls is not None:
             first.views = (*first.views, self._calls.opened(choices))
 
-    def record(self, request: InFlightRequest, event: Event) -> None:
-        """One event of a request, now."""
-        if type(event) is Submit and event.attempt > 1:
-            self._metrics.resumes.labels("resume" if event.resume else "resubmit").inc()
+    def record(
+        self, request: InFlightRequest, event: Event, instructions: Sequence[Instruction] = ()
+    ) -> None:
+        """One event of a request, now, and what its state machine has decided, before that is done."""
+        for order in instructions:
+            if type(order) is Submit and order.attempt > 1:
+                self._metrics.resumes.labels("resume" if order.resume else "resubmit").inc()
         if views := request.views:
-            now, link = self._clock(), request.link
+            now, address = self._clock(), request.pd_address
             for view in views:
-                view.observe(event, now, "" if link is None else link.address, request.lifecycle.items)
+                for each in (event, *instructions):
+                    view.observe(each, now, address, request.lifecycle.items)
 
-    def encoded(self, end: JobReady) -> None:
+    def encoded(self, end: JobEvent) -> None:
         """An encoder job has ended with its item in the store."""
         if self._calls is not None:
             self._calls.encoded(end)
@@ -97,10 +103,12 @@ class Recorder:
 
 Event = Instruction | RequestEvent | events.Ended | events.CallEnded
 Items = Mapping[str, RequestItem]
+#: What a moment is of: the type of an event or instruction, or the alternative of an encoder job's event.
+Kind = type[Event] | str
 
 
 class RequestView(Protocol):
-    """A view of one request. It sees an event before the state machine, an instruction before it is done."""
+    """A view of one request. It sees an event after the state machine, an instruction before it is done."""
 
     def observe(self, event: Event, at: float, address: str, items: Items) -> None:
         """`at` is a moment of the proxy's clock, `address` that of the attempt's PD worker, `items` are the
@@ -126,7 +134,7 @@ class Moment(NamedTuple):
     """
 
     at: float
-    kind: type[Event]
+    kind: Kind
     attempt: int = 0
     item: int | None = None
     where: str = ""
@@ -140,11 +148,8 @@ _MAX_VALUES = MAX_MOMENTS * _FIELDS
 _ITEMS = {
     events.LookedUp,
     do.StartJobs,
-    events.JobsStarted,
-    events.ItemPlanned,
-    events.JobRetried,
-    events.ItemReady,
-    do.SkipJob,
+    events.JobEvent,
+    do.TellJobs,
     events.LoadReported,
     events.MissReported,
 }
@@ -208,12 +213,13 @@ class RequestTimeline:
                 self.cached_tokens, seconds = event.usage.cached_tokens, event.spent or PDTimings()
                 spent = (seconds.prefill, seconds.decode)
             case events.LoadReported(mm_hash=key) if key in items and items[key].expected:
-                return  # SkipJob follows, the first time
+                return  # TellJobs follows, the first time
             case _ if kind in _ITEMS:
                 self._observe_item(event, at, address)
                 if isinstance(event, events.LoadReported) and event.seconds > 0:
                     plan = items[event.mm_hash].plan if event.mm_hash in items else None
-                    self._on_load(event.path or "store", 0 if plan is None else plan.nbytes)
+                    nbytes = 0 if plan is None else plan_nbytes(plan)
+                    self._on_load(event.path or "store", nbytes)
                 return
         self._note(at, kind, None, address, "", spent)
 
@@ -227,34 +233,40 @@ class RequestTimeline:
             case do.StartJobs(re_encode=True):
                 for key in event.mm_hashes:
                     self._note_item(at, kind, key, note="again")
-            case events.JobsStarted():
-                for key, origin in event.origins.items():
-                    self._note_item(at, kind, key, note=origin)
-            case events.JobRetried():
-                self._note_item(at, kind, event.mm_hash, event.address, event.why[:_NOTE])
-            case events.ItemReady(mm_hash=key, end=end):
-                spent = (end.preprocess_seconds, end.encode_seconds, end.save_seconds)
-                self._note_item(at, kind, key, end.address, "stored" if end.already_stored else "", spent)
+            case events.JobEvent():
+                self._observe_job(event, at)
             case events.LoadReported():
                 self.loaded += 1
                 self._note_item(at, kind, event.mm_hash, address, event.path[:_NOTE], (event.seconds,))
-            case do.SkipJob():
+            case do.TellJobs(events.LoadReported(mm_hash=key), held=True):
                 self.loaded += 1
-                self._note_item(at, kind, event.mm_hash, address)
-            case events.ItemPlanned() | events.MissReported():
+                self._note_item(at, kind, key, address)
+            case events.MissReported():
                 self._note_item(at, kind, event.mm_hash, address)
 
+    def _observe_job(self, told: events.JobEvent, at: float) -> None:
+        match kind := told.kind:
+            case "waits":
+                self._note_item(at, kind, told.mm_hash, note=told.origin)
+            case "planned":
+                self._note_item(at, kind, told.mm_hash, told.address)
+            case "failed" if told.event.failed.retryable:
+                self._note_item(at, kind, told.mm_hash, told.address, told.event.failed.error.message[:_NOTE])
+            case "ready":
+                end = told.event.ready
+                spent = (end.preprocess_seconds, end.encode_seconds, end.save_seconds)
+                note = "stored" if end.already_stored else ""
+                self._note_item(at, kind, told.mm_hash, told.address, note, spent)
+
     def _note_item(
-        self, at: float, kind: type[Event], key: str, where: str = "", note: str = "", spent: Seconds = ()
+        self, at: float, kind: Kind, key: str, where: str = "", note: str = "", spent: Seconds = ()
     ) -> None:
         if key in self._keys:
             self._note(at, kind, self._keys.index(key), where, note, spent)
         else:
             self.rest = (self.rest[0] if self.rest else at, at)
 
-    def _note(
-        self, at: float, kind: type[Event], item: int | None, where: str, note: str, spent: Seconds
-    ) -> None:
+    def _note(self, at: float, kind: Kind, item: int | None, where: str, note: str, spent: Seconds) -> None:
         if len(self._values) < _MAX_VALUES:
             self._values += (at, kind, self.attempt, item, where, note, spent)
 
@@ -342,8 +354,8 @@ class RequestTrace:
                 self._end_look_up(at)
                 for mm_hash in event.mm_hashes:
                     self._begin_item(items[mm_hash], at, re_encode=event.re_encode)
-            case events.ItemReady():
-                self._item_ready(items[event.mm_hash], event.end, at)
+            case events.JobEvent(kind="ready"):
+                self._item_ready(items[event.mm_hash], event.event.ready, at)
 
     def _accepted(self, number: int, now: float) -> None:
         """A PD worker has taken the request: until then it has waited in the proxy."""
@@ -353,13 +365,13 @@ class RequestTrace:
             self._server.tracer.stage("queue", self.attempt, attempt.start, now - attempt.start)
             self._note("accepted", now)
 
-    def _item_ready(self, item: RequestItem, end: events.JobReady, now: float) -> None:
+    def _item_ready(self, item: RequestItem, end: ItemReady, now: float) -> None:
         if item.span is not None:
             item.span.set_attributes(
                 {
                     names.MODALITY: end.plan.modality,
                     names.ROWS: end.plan.rows,
-                    names.BYTES: end.plan.nbytes,
+                    names.BYTES: plan_nbytes(end.plan),
                     names.STORED: end.already_stored,
                 }
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +43,12 @@ CALLS |= {
 LAST_WORDS = {call.rpartition(".")[2] for call in CALLS}
 #: Arguments that switch such code on.
 SWITCHES = {"trust_remote_code": True, "allow_pickle": True, "weights_only": False, "shell": True}
+#: What a file must hold for one of them to be in it: most are not even parsed.
+SUSPICIOUS = re.compile(
+    "|".join(
+        rf"\b{word}\b" for word in [*MODULES, *SWITCHES, *(call.replace(".", r"\s*\.\s*") for call in CALLS)]
+    )
+)
 
 
 def test_every_folder_with_python_is_looked_through() -> None:
@@ -85,6 +92,7 @@ def test_no_source_deserialises_or_runs_foreign_code() -> None:
     found = [
         f"{path.relative_to(ROOT)}: {what}"
         for path in files
-        for what in findings(ast.parse(path.read_text()))
+        if SUSPICIOUS.search(text := path.read_text())
+        for what in findings(ast.parse(text))
     ]
     assert found == []

@@ -32,6 +32,10 @@ DECIDES = re.compile(
     r"(proxy/(dispatcher|admission|splitter)\.py|proxy/(requests|encoders|pd|scaling)/|pd_worker/core/"
     r"|encoder_worker/(scheduler\.py|jobs/)|ec_connector/|triptych/(store|registry|apps/access)/).*"
 )
+#: A test file that starts services as processes.
+PROCESSES = re.compile(
+    r"^from support\.(processes\.(cluster|families|proxy_process|ray)|options)", re.MULTILINE
+)
 COMPARED = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
@@ -72,9 +76,21 @@ def sites(root: Path) -> list[dict[str, Any]]:
 
 
 def selection(tree: Path, path: str, limit: int) -> list[str]:
-    """Test files that name the mutated module, then those that name its package: the fewest imports first."""
+    """Tests of the module, then of its callers, then of its package: units before what runs in process.
+
+    What starts processes is left out: it takes minutes, and its reader does not learn the line.
+    """
     files = TestFiles(tree)
-    return list(dict.fromkeys([*files.of_module(path), *files.of_package(path)]))[:limit]
+    named = (*files.of_module(path), *files.of_callers(path))
+    found = dict.fromkeys([*named, *files.in_process(path), *files.of_package(path)])
+    kinds = ("tests/unit/", "tests/integration/")
+    here = [
+        name for name in found if name.startswith(kinds) and not PROCESSES.search((tree / name).read_text())
+    ]
+    units = [name for name in here if name.startswith(kinds[0])]
+    beside = [name for name in here if name not in units]
+    # Half of them at least are in process, where there are so many: they see whether the caller calls.
+    return [*units[: max(limit // 2, limit - len(beside))], *beside][:limit]
 
 
 def verdict(tree: Path, site: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:

@@ -22,12 +22,33 @@ class TestFiles:
         self._files = {file: file.read_text() for file in sorted((tree / "tests").rglob("test_*.py"))}
 
     def of_module(self, path: str) -> list[str]:
-        package, _, name = _dotted(path).rpartition(".")
-        here = re.escape(package)
-        return self._naming(rf"{here}\.{name}\b|^from {here} import .*\b{name}\b")
+        return self._naming(_naming_pattern(path))
 
     def of_package(self, path: str) -> list[str]:
         return self._naming(rf"{re.escape(_dotted(path).rpartition('.')[0])}\b")
+
+    def in_process(self, path: str) -> list[str]:
+        """What runs the module with those around it: files of tests/integration, its own folder first."""
+        folders = _dotted(path).split(".")[1:-1]
+        homes = ["/".join(folders[:depth]) for depth in range(len(folders), 0, -1)]
+        return [
+            str(file.relative_to(self._tree))
+            for home in homes
+            for file in self._files
+            if file.parent == self._tree / "tests" / "integration" / home
+        ]
+
+    def of_callers(self, path: str) -> list[str]:
+        """The tests of the modules that import this one."""
+        return list(dict.fromkeys(test for caller in self._callers(path) for test in self.of_module(caller)))
+
+    def _callers(self, path: str) -> list[str]:
+        """Modules of the product that name it; what is behind links is found by its own path."""
+        pattern = re.compile(_naming_pattern(path), re.MULTILINE)
+        folders = ("proxy", "encoder_worker", "pd_worker", "ec_connector", "protos", "triptych")
+        files = (file for folder in folders for file in sorted((self._tree / folder).rglob("*.py")))
+        found = (file for file in files if "_pb2" not in file.name and pattern.search(file.read_text()))
+        return [str(file.relative_to(self._tree)) for file in found]
 
     def _naming(self, pattern: str) -> list[str]:
         """Units first, then by how little they import."""
@@ -39,6 +60,12 @@ class TestFiles:
 
 def _dotted(path: str) -> str:
     return "triptych." + path.removeprefix("triptych/").removesuffix(".py").replace("/", ".")
+
+
+def _naming_pattern(path: str) -> str:
+    package, _, name = _dotted(path).rpartition(".")
+    here = re.escape(package)
+    return rf"{here}\.{name}\b|^from {here} import .*\b{name}\b"
 
 
 def units_of(files: TestFiles, path: str) -> list[str]:

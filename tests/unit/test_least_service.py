@@ -80,3 +80,14 @@ def test_after_a_rest_all_begin_equal():
     service.enter("a")
     service.enter("b")
     assert service.of("a") == service.of("b")
+
+
+def test_of_many_tenants_those_that_have_had_most_are_remembered():
+    service = LeastService()
+    service.enter("much")
+    service.charge("much", 9.0)
+    for number in range(4096):
+        service.enter(f"tenant {number}")
+        service.charge(f"tenant {number}", 1e-9)
+    assert service.of("much") == 9.0
+    assert len(service._service) <= 513

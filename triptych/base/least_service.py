@@ -10,6 +10,8 @@ T = TypeVar("T")
 
 #: Tenants that are remembered without a need: those whose service is no more than a new one begins with.
 _IDLE_TENANTS = 64
+#: Tenants that are remembered at most, those with most service, and at times as many more.
+_REMEMBERED = 256
 
 
 class LeastService:
@@ -39,6 +41,9 @@ class LeastService:
         self._service[tenant] = max(self.of(tenant), self._now)
         if len(self._service) > _IDLE_TENANTS:
             self._service = {name: had for name, had in self._service.items() if had > self._now}
+        if len(self._service) > 2 * _REMEMBERED:
+            most = sorted(self._service, key=self.of)[-_REMEMBERED:]
+            self._service = {name: self._service[name] for name in most}
 
     def charge(self, tenant: str, service: float) -> None:
         """The tenant has had so much more."""

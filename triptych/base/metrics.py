@@ -100,6 +100,10 @@ class PDMetrics(_Metrics):
     tenant_preemptions = _counter(
         "triptych_pd_tenant_preemptions", "requests preempted for a tenant that had none in the batch"
     )
+    room_given_up = _counter(
+        "triptych_pd_room_given_up",
+        "waiting requests that gave the room of their items up for a tenant that had none",
+    )
     tenants_waiting = _gauge(
         "triptych_pd_tenants_waiting", "tenants with requests that wait, and none in the batch"
     )

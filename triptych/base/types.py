@@ -5,7 +5,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 #: A JSON object as the parser gives it.
 JsonObject = dict[str, Any]
@@ -149,6 +151,26 @@ class PositionLogprobs:
     top: tuple[TokenLogprob, ...] = ()
 
 
+_MAX_TOKENS = 1 << 24
+_MIN_DIVISOR = 0.01
+
+OutputTokens = Annotated[int, Meta(ge=1, le=_MAX_TOKENS)]
+MinTokens = Annotated[int, Meta(ge=0, le=_MAX_TOKENS)]
+#: 0 is greedy.
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+#: 0 and -1 are off.
+TopK = Annotated[int, Meta(ge=-1, le=1 << 31)]
+MinP = Annotated[float, Meta(ge=0, le=1)]
+#: Presence and frequency penalties.
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Meta(ge=_MIN_DIVISOR, le=10)]
+#: What logits can be divided by; a checkpoint's default may be above what clients may ask for.
+RepetitionDivisor = Annotated[float, Meta(ge=_MIN_DIVISOR, le=100)]
+#: Likeliest tokens of one position.
+Logprobs = Annotated[int, Meta(ge=0, le=20)]
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """A request's sampling parameters. None means: the checkpoint's generation_config decides.
@@ -160,26 +182,33 @@ class SamplingParams:
     `thinking_token_budget` is the largest number of reasoning tokens; None means no limit.
     """
 
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
+    max_tokens: OutputTokens | None = None
+    min_tokens: MinTokens = 0
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
     seed: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float | None = None
-    min_p: float | None = None
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: RepetitionPenalty | None = None
+    min_p: MinP | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     choice: int = 0
-    logprobs: int | None = None
+    logprobs: Logprobs | None = None
     output_format: OutputFormat | None = None
     bad_words: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
-    thinking_token_budget: int | None = None
+    thinking_token_budget: MinTokens | None = None
+
+
+#: The parameters that checkpoints have defaults of: the first count where tokens are drawn only.
+DRAWING = ("temperature", "top_p", "top_k", "min_p")
+DEFAULTED = (*DRAWING, "repetition_penalty")
+#: With each of them off.
+GREEDY = SamplingParams(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0)
 
 
 @dataclass(frozen=True, slots=True)

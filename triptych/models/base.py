@@ -17,7 +17,7 @@ from PIL import Image
 
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.machine.device import Device
-from triptych.base.types import ItemPlan, JsonObject, MMFeature, Options
+from triptych.base.types import GREEDY, ItemPlan, JsonObject, MMFeature, Options, SamplingParams
 from triptych.models.audio import AudioFile
 from triptych.models.fused.layers import fuse_norms
 from triptych.models.fused.merged import merge
@@ -206,15 +206,12 @@ class MergedEmbeds:
 class GenerationDefaults:
     """The defaults of a request's sampling, by the checkpoint's generation_config.
 
-    Without `do_sample` it is greedy: temperature 0, no cuts. Its repetition penalty counts all the same.
+    Of `sampling` those that are DEFAULTED count. Without `do_sample` it is greedy: temperature 0, no cuts.
+    Its repetition penalty counts all the same.
     """
 
     eos_token_ids: tuple[int, ...] = ()
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    sampling: SamplingParams = GREEDY
     max_tokens: int | None = None
     extra: JsonObject = field(default_factory=dict)
 

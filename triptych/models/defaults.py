@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import torch
 
@@ -11,24 +12,12 @@ from triptych.base.config import WorkerConfig
 from triptych.base.errors import ConfigError
 from triptych.base.machine.device import DEVICES, Device
 from triptych.base.machine.start_lock import StartLock
+from triptych.base.types import DEFAULTED, DRAWING, GREEDY, JsonObject, SamplingParams
 from triptych.models.base import GenerationDefaults
 from triptych.models.checkpoint.folder import read_config, read_json
 
-T = TypeVar("T")
-
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_KNOWN = frozenset(
-    {
-        "eos_token_id",
-        "do_sample",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "repetition_penalty",
-        "max_new_tokens",
-    }
-)
+_KNOWN = frozenset({"eos_token_id", "do_sample", "max_new_tokens", *DEFAULTED})
 
 
 def generation_defaults(path: Path) -> GenerationDefaults:
@@ -51,17 +40,23 @@ def _generation_defaults(path: Path) -> GenerationDefaults:
     if eos is None:
         config = read_config(path)
         eos = config.get("eos_token_id", (config.get("text_config") or {}).get("eos_token_id"))
-    sampled = bool(values.get("do_sample"))
     return GenerationDefaults(
         eos_token_ids=_ids(eos),
-        temperature=float(_or(values.get("temperature"), 1.0)) if sampled else 0.0,
-        top_p=float(_or(values.get("top_p"), 1.0)) if sampled else 1.0,
-        top_k=int(_or(values.get("top_k"), 0)) if sampled else 0,
-        min_p=float(_or(values.get("min_p"), 0.0)) if sampled else 0.0,
-        repetition_penalty=float(_or(values.get("repetition_penalty"), 1.0)),
+        sampling=_sampling(values),
         max_tokens=None if (maximum := values.get("max_new_tokens")) is None else int(maximum),
         extra={name: value for name, value in values.items() if name not in _KNOWN},
     )
+
+
+def _sampling(values: JsonObject) -> SamplingParams:
+    """GREEDY with what the checkpoint gives; of what counts where tokens are drawn, only with `do_sample`."""
+    sampled = bool(values.get("do_sample"))
+    given: dict[str, Any] = {"temperature": 1.0} if sampled else {}
+    for name in DEFAULTED:
+        value = values.get(name)
+        if value is not None and (sampled or name not in DRAWING):
+            given[name] = type(getattr(GREEDY, name))(value)
+    return replace(GREEDY, **given)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -107,7 +102,3 @@ def _ids(value: int | list[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()
     return tuple(map(int, value)) if isinstance(value, list) else (int(value),)
-
-
-def _or(value: T | None, default: T) -> T:
-    return default if value is None else value

@@ -25,6 +25,7 @@ from triptych.base.rpc.tls.certificates import Certificates, internal_certificat
 from triptych.base.status_server import ServiceStatus, StatusServer, status_server
 from triptych.base.types import WorkerInfo
 from triptych.base.worker_process import Health, ProcessWatch, check_worker, stop_signal
+from triptych.protos.error_replies import ErrorReplies
 from triptych.registry.registry import Heartbeat, Registry, StoreReach
 from triptych.store.embedding_store import EmbeddingStore, connect_configured
 
@@ -89,7 +90,7 @@ class WorkerServer:
         self._drain_timeout = config.drain_timeout
         self._token = config.internal_token
         self._device = config.device
-        self.grpc = make_server(self._token, [UnknownCalls()], options)
+        self.grpc = make_server(self._token, [UnknownCalls(), ErrorReplies()], options)
         self._certificates = internal_certificates(config)
         self.address = bind(self.grpc, config, self._certificates)
         self.health = Health(self.grpc)

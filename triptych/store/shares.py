@@ -205,9 +205,12 @@ class StoreShares:
     async def _read_memory(self, shard: str, key: str) -> Memory:
         info = await self._topology.on_owner(key, 0, lambda server, _: server.info("memory"))
         used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
-        # Values never get what replicas are sent from: 10 MiB, and more while one lags.
-        buffers = min(int(info.get("mem_total_replication_buffers", 0)), limit)
-        known = self._memory[shard] = Memory(used - buffers, limit - buffers, time.monotonic())
+        # Values never get the backlog that replicas are sent from, 10 MiB. What waits for one that lags
+        # beyond it takes nothing from them: the server does not count it towards its limit.
+        buffers = int(info.get("mem_total_replication_buffers", 0))
+        aside = int(info.get("mem_not_counted_for_evict", 0))
+        backlog = min(max(0, buffers - aside), limit)
+        known = self._memory[shard] = Memory(used - max(buffers, aside), limit - backlog, time.monotonic())
         return known
 
     async def _note(self, at: tuple[str, str, str], excess: int = 0) -> None:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from triptych.base.config import MIB
 from triptych.base.errors import Unavailable
 from triptych.encoder_worker.scheduler import EncoderItem, EncoderScheduler, Stage
-from triptych.proxy.events import JobReady
-from triptych.proxy.ports import JobFailure
+from triptych.protos.convert import plan_to_proto
+from triptych.protos.encoder_pb2 import EncodeEvent, ItemReady
+from triptych.protos.job_events import failed, planned
 from triptych.simulator.cluster.context import ByteLru, SimulationContext
 from triptych.simulator.cluster.loop import FifoLock
 from triptych.simulator.cluster.requests import SimulatedItem
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 #: As in the worker: outputs kept on the host, and bytes of saves under way at which the tower pauses.
 KEPT_BYTES, SAVING_BYTES = 64 * MIB, 256 * MIB
-_DRAINS = JobFailure(Unavailable.code, "this encoder worker is shutting down", "", True, "", "")
+_DRAINS = failed(Unavailable("this encoder worker is shutting down"), retryable=True)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -73,7 +74,7 @@ class SimulatedEncoder:
     def open(self, stream: SimulatedJob) -> None:
         """A try begins, its media with it."""
         if self._draining:
-            stream.ended(_DRAINS)
+            stream.send(_DRAINS)
             return
         key = stream.item.plan.mm_hash
         job = self._jobs.get(key)
@@ -84,7 +85,7 @@ class SimulatedEncoder:
         else:
             job.stream = stream
             if job.planned:
-                stream.planned(job.item.plan)
+                stream.send(planned(job.item.plan))
         job.re_encode = job.re_encode or stream.re_encode
         self._media(job)
 
@@ -130,7 +131,8 @@ class SimulatedEncoder:
         """Whether the store has the item already; its job is over then."""
         stored = self._store.get(job.item.plan.mm_hash) is not None
         if stored:
-            self._forget(job, JobReady(job.item.plan, True, 0.0, 0.0))
+            found = ItemReady(plan=plan_to_proto(job.item.plan), already_stored=True)
+            self._forget(job, EncodeEvent(ready=found))
         return stored
 
     def _pump(self) -> None:
@@ -152,7 +154,7 @@ class SimulatedEncoder:
 
     def _plan(self, job: _Job, nbytes: int, cost: int) -> None:
         if not job.planned and job.stream is not None:
-            job.stream.planned(job.item.plan)
+            job.stream.send(planned(job.item.plan))
         self.scheduler.prepared(job, nbytes=nbytes, cost=cost)
 
     def _check_batch(self, batch: list[_Job]) -> None:
@@ -207,7 +209,9 @@ class SimulatedEncoder:
         def saved() -> None:
             self.saving_bytes -= plan.nbytes
             self._store.put(plan)
-            self._forget(job, JobReady(plan, False, encode_seconds, self._loop.now - started))
+            seconds = self._loop.now - started
+            end = ItemReady(plan=plan_to_proto(plan), encode_seconds=encode_seconds, save_seconds=seconds)
+            self._forget(job, EncodeEvent(ready=end))
             self._pump()
 
         if self._store.in_memory:
@@ -215,10 +219,10 @@ class SimulatedEncoder:
         else:
             self._loop.call_later(self.costs.save(plan.nbytes), saved)
 
-    def _forget(self, job: _Job, end: JobReady | JobFailure | None = None) -> None:
+    def _forget(self, job: _Job, end: EncodeEvent | None = None) -> None:
         """The job is over; `end` is the last message to its stream, if one still listens."""
         if end is not None and job.stream is not None:
-            job.stream.ended(end)
+            job.stream.send(end)
         if self._holds(job):
             del self._jobs[job.item.plan.mm_hash]
             self.scheduler.remove(job)

@@ -24,8 +24,8 @@ from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, ScheduledChunk, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest, RequestState
 from triptych.pd_worker.core.scheduler import Scheduler
-from triptych.pd_worker.frontend.wire import in_state
 from triptych.protos import pd_pb2
+from triptych.protos.convert import in_state
 from triptych.simulator.cluster.context import ByteLru, SimulationContext
 from triptych.simulator.cluster.loop import FifoLock, VirtualTimer
 from triptych.simulator.cluster.requests import SimulatedRequest

@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from triptych.base.errors import InternalError, Overloaded, RequestError
-from triptych.base.types import EmbeddingSource, FinishReason, ItemPlan
+from triptych.base.types import EmbeddingSource, FinishReason
 from triptych.pd_worker.core import request_events as pd
 from triptych.pd_worker.core.request_events import EngineEvent, NewTokens
 from triptych.protos import encoder_pb2, pd_pb2
 from triptych.protos.convert import error_to_proto
+from triptych.protos.encoder_pb2 import EncodeEvent
 from triptych.proxy import events as proxy
 from triptych.proxy.call.chat import Started
-from triptych.proxy.events import JobReady
 from triptych.proxy.media.source import ItemMedia
-from triptych.proxy.ports import JobFailure, LinkOwner, PDLoadReport, RequestEvents
+from triptych.proxy.ports import LinkOwner, PDLoadReport, RequestEvents
 from triptych.simulator.cluster.context import SimulationContext
 from triptych.simulator.cluster.encoder import SimulatedEncoder
 from triptych.simulator.cluster.pd import SimulatedPD
@@ -63,7 +63,7 @@ class SimulatedTransport:
         address: str,
         job: encoder_pb2.EncodeJob,
         media: ItemMedia,
-        planned: Callable[[str, ItemPlan], None],
+        planned: Callable[[str, EncodeEvent], None],
         trace: object = 0,
     ) -> SimulatedJob:
         return SimulatedJob(self, address, job, planned)
@@ -84,18 +84,18 @@ class SimulatedJob:
         transport: SimulatedTransport,
         address: str,
         job: encoder_pb2.EncodeJob,
-        planned: Callable[[str, ItemPlan], None],
+        planned: Callable[[str, EncodeEvent], None],
     ) -> None:
         self.item = transport.items[job.mm_hash]
         self.re_encode = job.re_encode
         self._loop, self._rpc = transport.context.loop, transport.context.costs.rpc
         self._encoder, self._job_id, self._planned = transport.encoders[address], job.job_id, planned
-        self._end: asyncio.Future[JobReady | JobFailure] = self._loop.create_future()
+        self._end: asyncio.Future[EncodeEvent] = self._loop.create_future()
 
     def run(self) -> None:
         self._loop.call_later(self._rpc, self._encoder.run, self)
 
-    async def result(self) -> JobReady | JobFailure:
+    async def result(self) -> EncodeEvent:
         self._loop.call_later(self._rpc, self._encoder.open, self)
         try:
             return await self._end
@@ -105,15 +105,14 @@ class SimulatedJob:
 
     async def close(self) -> None: ...
 
-    def planned(self, plan: ItemPlan) -> None:
+    def send(self, event: EncodeEvent) -> None:
         """Sent by the worker."""
-        self._loop.call_later(self._rpc, self._planned, self._job_id, plan)
+        if event.HasField("planned"):
+            self._loop.call_later(self._rpc, self._planned, self._job_id, event)
+        else:
+            self._loop.call_later(self._rpc, self._finish, event)
 
-    def ended(self, end: JobReady | JobFailure) -> None:
-        """Sent by the worker: its last message."""
-        self._loop.call_later(self._rpc, self._finish, end)
-
-    def _finish(self, end: JobReady | JobFailure) -> None:
+    def _finish(self, end: EncodeEvent) -> None:
         if not self._end.done():
             self._end.set_result(end)
 

@@ -51,6 +51,11 @@ class ItemUse:
         if self.status is ItemStatus.LOST:
             self.status = ItemStatus.MARKED
 
+    def put_off(self) -> None:
+        """Its request gives its room up before the first row is used: what is known of the item stays."""
+        if self.status is ItemStatus.MARKED:
+            self.status = ItemStatus.STORED
+
     def load_again(self) -> None:
         """Its host copy may be gone: the connector is to have the ready mark once more."""
         if self.status in (ItemStatus.PENDING, ItemStatus.MARKED):

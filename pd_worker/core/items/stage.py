@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from triptych.base.errors import RequestError
 from triptych.ec_connector.base import ECConnectorOutput, Presence
 from triptych.pd_worker.core import request_events
+from triptych.pd_worker.core.admission import order_of
 from triptych.pd_worker.core.chunks import OverlapPrefill
 from triptych.pd_worker.core.encoder_cache import Residency
 from triptych.pd_worker.core.items.item import ItemStatus
@@ -16,6 +17,7 @@ from triptych.pd_worker.core.kv_cache.block_pool import PrefixChain
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager, SwapManager
 from triptych.pd_worker.core.request import EngineRequest, RequestState, RequestStatus, RequestTable
 from triptych.pd_worker.core.request_events import EngineEvent, ItemMissing
+from triptych.pd_worker.core.tenant_turns import TenantTurns
 from triptych.pd_worker.core.waiting_requests import WaitingRequests
 
 
@@ -32,6 +34,7 @@ class ItemStage:
     kv: KVCacheManager
     swap: SwapManager
     overlap: OverlapPrefill
+    turns: TenantTurns
     _: KW_ONLY
     cross_items: bool
 
@@ -136,7 +139,37 @@ class ItemStage:
     def _take(self, state: RequestState) -> bool:
         if (error := self.items.contradiction(state)) is not None:
             raise error
-        return self.items.admit(state)
+        while not self.items.admit(state):
+            if (other := self._gives_room(state)) is None:
+                return False
+            self.items.put_off(other)
+            self.overlap.put_off(other)
+            self.waiting.put_off(other)
+        return True
+
+    def _gives_room(self, state: RequestState) -> RequestState | None:
+        """A waiting request that gives its items' room up for this one, whose tenant has room for none.
+
+        It is the latest of the tenant with the most requests that run or have room, where that tenant keeps
+        more than the other one has then: each goes on with its earliest, and room never goes to and fro.
+        """
+        if not self.turns.several:
+            return None
+        holding: dict[str, list[RequestState]] = {}
+        for one in self.waiting:
+            if self.items.admission.holds_any(one.request_id):
+                holding.setdefault(one.tenant, []).append(one)
+        if state.tenant in holding:
+            return None
+        # One that goes on from host memory keeps the items of its prompt.
+        able = {
+            t: [one for one in held if not self.swap.tokens(one.request_id)] for t, held in holding.items()
+        }
+        here = {t: len(held) + self.turns.running(t) for t, held in holding.items() if able[t]}
+        most = max(here, key=lambda tenant: here[tenant], default=None)
+        if most is None or here[most] <= self.turns.running(state.tenant) + 1:
+            return None
+        return max(able[most], key=order_of)
 
     def _load(self, state: RequestState, now: float) -> list[EngineEvent]:
         prefix, num_computed = self.known_prefix(state)

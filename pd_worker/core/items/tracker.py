@@ -293,6 +293,15 @@ class ItemTracker:
             use.load_again()
         return False
 
+    def put_off(self, state: RequestState) -> None:
+        """Releases all that an admitted request holds, before a row of it is used: it is admitted anew."""
+        self.cache.release_request(state.request_id)
+        self.admission.release_request(state.request_id)
+        self.connector.request_finished(state)
+        for use in state.items:
+            use.put_off()
+        self._stats.put_off += 1
+
     def finish(self, state: RequestState) -> None:
         """Releases everything. Idempotent."""
         self.cross.release(state.request_id)

@@ -34,7 +34,7 @@ class PrefixChain:
         """The tokens of `spans` [start, end) of the prompt attend to one another: each depends on all."""
         self._root = root
         self._num_prompt_tokens = len(prompt_token_ids)
-        self._prompt = _packed(prompt_token_ids)
+        self._prompt = prompt_token_ids
         self._output = output_token_ids
         #: (offset, end, identity); a cross item, without a span, counts at its offset.
         self._items = [
@@ -48,7 +48,7 @@ class PrefixChain:
 
     def _span_identity(self, first: int, last: int) -> bytes:
         """Digest input for a span: its tokens, and the items in it with their places."""
-        content = self._prompt[first * _TOKEN_BYTES : last * _TOKEN_BYTES]
+        content = _packed(self._prompt[first:last])
         for start, end, identity in self._items:
             if start < last and end > first:
                 content += identity + (start - first).to_bytes(8, "little", signed=True)
@@ -64,13 +64,11 @@ class PrefixChain:
     def _extend(self, num_blocks: int) -> None:
         digests, size, items = self._digests, self._block_size, self._items
         parent = digests[-1] if digests else self._root
-        for start in range(len(digests) * size, num_blocks * size, size):
-            end = start + size
-            content = parent + (
-                self._prompt[start * _TOKEN_BYTES : end * _TOKEN_BYTES]
-                if end <= self._num_prompt_tokens
-                else self._tokens(start, end)
-            )
+        begin = len(digests) * size
+        packed = self._tokens(begin, num_blocks * size)
+        for start in range(begin, num_blocks * size, size):
+            end, at = start + size, (start - begin) * _TOKEN_BYTES
+            content = parent + packed[at : at + size * _TOKEN_BYTES]
             for first, last, identity in items:
                 if first < end and last > start:
                     content += identity + (first - start).to_bytes(8, "little", signed=True)
@@ -78,10 +76,10 @@ class PrefixChain:
             digests.append(parent)
 
     def _tokens(self, start: int, end: int) -> bytes:
-        """Of a block that ends in the output."""
         prompt = self._num_prompt_tokens
-        packed = self._prompt[start * _TOKEN_BYTES :]
-        packed += _packed(self._output[max(0, start - prompt) : end - prompt])
+        packed = _packed(self._prompt[start:end])
+        if end > prompt:
+            packed += _packed(self._output[max(0, start - prompt) : end - prompt])
         assert len(packed) == (end - start) * _TOKEN_BYTES, "only full blocks have a digest"
         return packed
 

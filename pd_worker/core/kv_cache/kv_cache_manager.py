@@ -18,6 +18,10 @@ class _BlockTable:
     registered: int = 0
 
 
+#: Blocks that are looked up before more digests are made.
+_LOOKED_UP = 64
+
+
 class KVCacheManager:
     """Allocates the requests' block tables: blocks of `block_size` tokens from a pool of `num_blocks`.
 
@@ -82,11 +86,14 @@ class KVCacheManager:
         blocks: list[int] = []
         if not self.prefix_caching:
             return blocks
-        for digest in chain.digests((num_tokens - 1) // self.block_size):
-            block = self.pool.find(digest)
-            if block is None:
-                break
-            blocks.append(block)
+        last = (num_tokens - 1) // self.block_size
+        # Piece by piece: of a long prompt that is not cached, digests are made as it is computed.
+        for first in range(0, last, _LOOKED_UP):
+            for digest in chain.digests(min(first + _LOOKED_UP, last), first):
+                block = self.pool.find(digest)
+                if block is None:
+                    return blocks
+                blocks.append(block)
         return blocks
 
     def prefix_digests(self, chain: PrefixChain, prefix: list[int], num_tokens: int) -> list[bytes]:

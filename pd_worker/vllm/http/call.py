@@ -83,6 +83,19 @@ def probe_body() -> JsonObject:
     return {"token_ids": call.token_ids, "sampling_params": call.sampling_params, "stream": False}
 
 
+#: The most that vLLM's own VLLM_MAX_N_SEQUENCES lets through, and far more than any server computes at once.
+_TOO_MANY = 16384
+
+
+def too_many_body() -> JsonObject:
+    """The body of a call of more sequences than the server computes at once, which it refuses by that number.
+
+    A release that does not look at the number refuses the scores, which a stream has no place for.
+    """
+    refused = {"n": _TOO_MANY, "max_tokens": 1, "temperature": 1.0, "prompt_logprob_token_ids": [[0]]}
+    return {"token_ids": [0], "sampling_params": refused, "stream": True}
+
+
 def _features(by_modality: Mapping[str, Sequence[MMFeature]]) -> JsonObject:
     """vLLM's `features`: the key of each item, its place, and its grid."""
     return {

@@ -12,10 +12,11 @@ import aiohttp
 import msgspec
 
 from triptych.base.types import JsonObject
-from triptych.pd_worker.vllm.http.call import EngineCall, body_of, probe_body
+from triptych.pd_worker.vllm.http.call import EngineCall, body_of, probe_body, too_many_body
 from triptych.pd_worker.vllm.http.replies import (
     EngineError,
     EngineGarbage,
+    EngineRejected,
     EngineSilent,
     EngineUnreachable,
     ModelList,
@@ -67,6 +68,8 @@ MAX_METRICS_BYTES = 16 << 20
 #: What the engine's steps increase, in vLLM's metrics.
 _STEPS = b"vllm:iteration_tokens_total_count"
 _KV_USAGE = re.compile(rb"^vllm:kv_cache_usage_perc(?:\{.*\})? ([0-9.]+(?:e[+-]?[0-9]+)?)\s*$", re.MULTILINE)
+#: In the refusal of a request of more sequences than that.
+_MOST_SEQUENCES = re.compile(r"max_num_seqs \((\d{1,9})\)")
 _DONE = b"[DONE]"
 
 
@@ -78,6 +81,8 @@ class EngineInfo:
     model: str
     root: str
     max_model_len: int
+    #: Requests that its engines compute at once, all together; 0 where it does not say.
+    max_num_seqs: int = 0
 
 
 class VLLMClient:
@@ -106,13 +111,23 @@ class VLLMClient:
         await self._get("/health", ANSWER_SECONDS)
 
     async def info(self) -> EngineInfo:
-        """Version and model of the server."""
+        """Version, model and places of the server."""
         version = decode(await self._get("/version", ANSWER_SECONDS), ServerVersion)
         models = decode(await self._get("/v1/models", ANSWER_SECONDS), ModelList)
         if not models.data or not models.data[0].max_model_len:
             raise EngineGarbage("the server names no model")
         first = models.data[0]
-        return EngineInfo(version.version, first.id, first.root or first.id, first.max_model_len or 0)
+        length, places = first.max_model_len or 0, 0 if self.pools else await self._places()
+        return EngineInfo(version.version, first.id, first.root or first.id, length, places)
+
+    async def _places(self) -> int:
+        """Requests that the server computes at once; 0 where it does not say. This computes nothing."""
+        try:
+            await self._answer("POST", GENERATE, ANSWER_SECONDS, MAX_REPLY_BYTES, too_many_body())
+        except EngineRejected as refusal:
+            if named := _MOST_SEQUENCES.search(refusal.message):
+                return int(named[1]) * max(1, len(await self._kv_shares()))
+        return 0
 
     async def metrics(self) -> bytes:
         """The server's own page of metrics, in Prometheus' text format."""
@@ -125,11 +140,15 @@ class VLLMClient:
 
     async def kv_usage(self) -> float:
         """The fraction of the KV cache in use, a mean over its engines; 0 where the server tells none."""
-        try:
-            shares = [float(value) for value in _KV_USAGE.findall(await self.metrics())]
-        except EngineError:
-            return 0.0
+        shares = await self._kv_shares()
         return min(sum(shares) / len(shares), 1.0) if shares else 0.0
+
+    async def _kv_shares(self) -> list[float]:
+        """Of each engine's KV cache, what is in use; none where the server tells nothing."""
+        try:
+            return [float(value) for value in _KV_USAGE.findall(await self.metrics())]
+        except EngineError:
+            return []
 
     @property
     def pools(self) -> bool:

@@ -9,8 +9,11 @@ import msgspec
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request import MAX_LANGUAGE, MAX_SPOKEN_PROMPT, Seed, Temperature
-from triptych.base.types import SamplingParams
+from triptych.base.request import MAX_LANGUAGE, MAX_SPOKEN_PROMPT, Seed
+from triptych.base.types import (
+    SamplingParams,
+    Temperature,
+)
 from triptych.proxy.call.chat import ChatCall, EncoderPrompt, Transcription
 from triptych.proxy.call.validation import check_salt, check_sampling, seed_of
 from triptych.proxy.http.form_body import Form, parse_form

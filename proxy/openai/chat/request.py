@@ -9,14 +9,9 @@ import msgspec
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request import (
-    MAX_PARTS,
-    MAX_TEXT,
-    FunctionCall,
-    MessageToolCall,
+from triptych.base.request import MAX_PARTS, MAX_TEXT, FunctionCall, MessageToolCall, Role, TextPart
+from triptych.base.types import (
     OutputTokens,
-    Role,
-    TextPart,
 )
 from triptych.proxy.call.chat import ROLES, ChatCall, ChatMessage
 from triptych.proxy.call.json_text import check_depth, decode_text

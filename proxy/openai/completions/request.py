@@ -10,7 +10,10 @@ import msgspec
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request import MAX_TOKEN_ID, MAX_TOKEN_IDS, Logprobs, TokenId
+from triptych.base.request import MAX_TOKEN_ID, MAX_TOKEN_IDS, TokenId
+from triptych.base.types import (
+    Logprobs,
+)
 from triptych.proxy.call.chat import ChatCall, EncoderPrompt, RawPrompt
 from triptych.proxy.call.validation import check_options, check_salt, check_text, check_token_count, in_range
 from triptych.proxy.http.json_body import convert_field, decode_body

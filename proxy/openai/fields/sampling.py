@@ -22,19 +22,22 @@ from triptych.base.request import (
     MAX_STOP_TOKEN_IDS,
     MAX_TOOLS,
     LogitBias,
+    Seed,
+    TokenId,
+)
+from triptych.base.types import (
     Logprobs,
     MinP,
     MinTokens,
+    OutputFormat,
     OutputTokens,
     Penalty,
     RepetitionPenalty,
-    Seed,
+    SamplingParams,
     Temperature,
-    TokenId,
     TopK,
     TopP,
 )
-from triptych.base.types import OutputFormat, SamplingParams
 from triptych.proxy.call.tools import ToolBody
 from triptych.proxy.call.validation import (
     ResponseFormat,

@@ -11,14 +11,10 @@ import msgspec
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request import (
-    MAX_PARTS,
-    MAX_TOOLS,
-    FunctionCall,
-    MessageToolCall,
+from triptych.base.request import MAX_PARTS, MAX_TOOLS, FunctionCall, MessageToolCall, Seed
+from triptych.base.types import (
     MinTokens,
     OutputTokens,
-    Seed,
     Temperature,
     TopK,
     TopP,

@@ -10,13 +10,9 @@ import msgspec
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request import (
-    MAX_PARTS,
-    MAX_TOOLS,
-    FunctionCall,
-    MessageToolCall,
+from triptych.base.request import MAX_PARTS, MAX_TOOLS, FunctionCall, MessageToolCall, check_tools_size
+from triptych.base.types import (
     OutputTokens,
-    check_tools_size,
 )
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.call.tools import (
@@ -405,8 +401,6 @@ def _chat_body(body: ResponsesBody, conversation: Conversation) -> ChatBody:
 def _response_format(form: TextFormat | ObjectFormat | FlatSchema | None) -> ResponseFormat | None:
     if not isinstance(form, FlatSchema):
         return form
-    if form.schema is None:
-        raise InvalidRequest("text.format.schema is missing", param="text.format.schema")
     return SchemaFormat(NamedSchema(name=form.name, schema=form.schema, strict=form.strict))
 
 

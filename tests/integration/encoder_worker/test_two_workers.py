@@ -14,10 +14,11 @@ from support.data.items import NAMESPACE, make_body, make_plan
 from support.data.pictures import picture
 from support.engine.encoder_bench import Bench, Job, bench, png
 from support.fakes.encoder_jobs import Jobs
-from triptych.encoder_worker.jobs.job import JobEvent, Ready, Waiter
+from triptych.encoder_worker.jobs.job import Waiter
 from triptych.encoder_worker.jobs.same_rows import SameRows
 from triptych.encoder_worker.jobs.single_flight import SingleFlight
 from triptych.models.base import PreparedItem
+from triptych.protos.encoder_pb2 import EncodeEvent
 from triptych.registry.leases import Lease, LeaseKeeper, Leases, OwnedBy
 from triptych.store import keys
 from triptych.store.embedding_store import EmbeddingStore
@@ -90,14 +91,14 @@ async def test_an_owner_that_ends_between_look_up_and_lease_has_encoded_for_all(
     keeper = LeaseKeeper(
         _EndsMeanwhile(store, owned), address="b:1", incarnation="b", last_progress=time.monotonic
     )
-    jobs, events = Jobs(), list[JobEvent]()
+    jobs, events = Jobs(), list[EncodeEvent]()
     jobs.table._leases = keeper  # type: ignore[assignment]
     waiter: Waiter = jobs.waiter(KEY, events)
     flight = SingleFlight(jobs.table, store, keeper, NAMESPACE)
     await flight.end_stored([waiter.job])
     assert not events, "the item was stored before its owner ended"
     assert await flight.claim([waiter.job]) == []
-    assert isinstance(events[-1], Ready) and events[-1].already_stored
+    assert events[-1].ready.already_stored
     await asyncio.wait_for(keeper.close(), 30)
     again = await Leases(store).acquire(KEY, address="c:1", incarnation="c", term=60)
     assert isinstance(again, Lease), "the lease of an item that is not encoded was kept"

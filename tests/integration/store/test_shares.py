@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
 from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
+from support.stores.server import StoreServer, eventually
 from support.waiting import until
 from triptych.base.types import ItemPlan
 from triptych.store import codec, keys, shares
@@ -183,3 +185,40 @@ async def test_where_the_server_refuses_the_counts_values_are_saved_all_the_same
         assert caplog.text.count("shares of the store are not kept") == 1
     finally:
         await old.close()
+
+
+@pytest.fixture
+def replicated(tmp_path: Path) -> Iterator[tuple[StoreServer, StoreServer]]:
+    """A primary of 64 MiB and its replica, which has all that the primary has."""
+    options = {"repl_diskless_sync_delay": 0, "repl_timeout": 600}
+    primary, replica = (StoreServer(tmp_path / name, **options) for name in ("primary", "replica"))
+    try:
+        primary.start()
+        replica.start()
+        replica.call("REPLICAOF", primary.host, primary.port)
+        eventually("the replica to be in step", lambda: primary.call("WAIT", 1, 100) == 1)
+        yield primary, replica
+    finally:
+        replica.kill()
+        primary.kill()
+
+
+async def test_what_waits_for_a_replica_that_lags_takes_nothing_from_the_shares(replicated) -> None:
+    primary, replica = replicated
+    store = await EmbeddingStore.connect(primary.url)
+    store.shares = StoreShares(store.topology, store.control, young=0.0)
+    try:
+        bobs, alices = await save(store, "bob", 8, BOB), await save(store, "alice", 120, ALICE)
+        replica.pause()
+        for _ in range(64):
+            primary.call("SET", "traffic", "x" * (1 << 20))
+            if primary.call("INFO", "memory")["mem_total_replication_buffers"] > 32 << 20:
+                break
+        primary.call("DEL", "traffic")
+        store.shares = StoreShares(store.topology, store.control, young=0.0)
+        alices += await save(store, "one more", 1, ALICE)
+        assert (await store.memory()).used_bytes > 0.9 * (64 << 20), "all would be too much for the server"
+        assert store.shares.deleted == 0
+        assert (await held(store, bobs), await held(store, alices)) == (8, 121)
+    finally:
+        await store.close()

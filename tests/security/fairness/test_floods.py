@@ -13,7 +13,8 @@ import pytest
 
 from benchmarks.fairness.attacker import beside, flood_process
 from benchmarks.fairness.cluster import A, B, two_keys
-from benchmarks.fairness.floods import FLOODS, Flood
+from benchmarks.fairness.flood import Flood
+from benchmarks.fairness.floods import FLOODS
 from benchmarks.fairness.neighbour import ask_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -16,8 +16,9 @@ import grpc
 import pytest
 
 from benchmarks.fairness.attacker import WRONG_KEY
-from benchmarks.fairness.floods import CALLS, CHAT, FLOODS, Flood
-from benchmarks.fairness.sends import UNARY, Call, Client, Door, Gets, Post, Send
+from benchmarks.fairness.flood import CALLS, CHAT, Flood
+from benchmarks.fairness.floods import FLOODS
+from benchmarks.fairness.sends import UNARY, Call, Calls, Client, Door, Gets, Post, Raw, Send
 from support.fakes.fake_workers import picture
 from support.hostile.two_tenants import A, TwoTenants, chat_body, two_tenants
 from triptych.protos import proxy_pb2
@@ -45,6 +46,10 @@ def honest(send: Send) -> Send:
     match send:
         case Gets():
             return Gets(("/v1/models",) * len(send.paths), send.times, send.read)
+        case Raw():
+            return Gets(("/v1/models",) * max(send.data.count(b" HTTP/1.1\r\n"), 1))
+        case Calls():
+            return Calls(send.call, send.count)
         case Call():
             pictures = _pictures(len(send.message))
             request = proxy_pb2.ChatRequest(model="demo")
@@ -62,6 +67,10 @@ def times(send: Send) -> float:
     match send:
         case Gets():
             small = len(send.paths) * send.times == 1
+        case Raw():
+            small = send.data.count(b" HTTP/1.1\r\n") <= 1 and len(send.data) <= SMALL
+        case Calls():
+            small = True
         case Call():
             small = len(send.message) <= SMALL
         case Post():

@@ -26,6 +26,7 @@ from triptych.base.types import ItemPlan
 from triptych.encoder_worker.service import EncoderWorker, WorkerIdentity
 from triptych.models.base import EncoderSide, PreparedItem
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
+from triptych.protos.error_replies import ErrorReplies
 from triptych.store.bulk import Loaded
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -111,7 +112,7 @@ async def bench(
     **flags: Any,
 ) -> AsyncIterator[Bench]:
     """A worker on a free port over the store."""
-    server = make_server()
+    server = make_server(interceptors=[ErrorReplies()])
     port = server.add_insecure_port("127.0.0.1:0")
     address, incarnation = f"127.0.0.1:{port}", uuid.uuid4().hex
     config = EncoderConfig(store=url, **flags)

@@ -21,6 +21,7 @@ from triptych.models.registry import load_encoder
 from triptych.pd_worker.native import LoadedModel, NativeWorker, load_model
 from triptych.protos import pd_pb2, pd_pb2_grpc
 from triptych.protos.convert import plan_to_proto
+from triptych.protos.error_replies import ErrorReplies
 
 
 def tiny_model(family: str, **flags: Any) -> LoadedModel:
@@ -33,7 +34,7 @@ async def serving(
 ) -> AsyncIterator[tuple[NativeWorker, PDClient]]:
     """The worker, and a client whose stream is open."""
     worker = NativeWorker(_config(str(model.path), store=store_url, **flags), model, PDMetrics("tiny"))
-    server = make_server()
+    server = make_server(interceptors=[ErrorReplies()])
     port = server.add_insecure_port("127.0.0.1:0")
     pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, server)
     worker.start()

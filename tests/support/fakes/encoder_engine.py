@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from PIL import Image
@@ -15,8 +15,9 @@ from support.fakes.fake_connector import RecordingWorker, fake_transfer
 from triptych.base.cpu.step_pacer import StepPacer
 from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import OutputCache
-from triptych.encoder_worker.engine import BatchDone, EncoderEngine, EngineEvent, TowerItem
+from triptych.encoder_worker.engine import Encoded, EncoderEngine, TowerItem
 from triptych.models.base import EncoderSide, PreparedItem
+from triptych.protos.encoder_pb2 import EncodeEvent
 
 WIDTH = 4
 FAILING = -7.0
@@ -59,6 +60,20 @@ class SlowTower(Tower):
         return super().encode(items)
 
 
+class Told(NamedTuple):
+    """What the engine tells of an item; of a batch that is over its items in the tower and its calls."""
+
+    mm_hash: str
+    event: Any
+
+    @property
+    def kind(self) -> str:
+        """encoded, ready, failed, or done of a batch."""
+        if isinstance(self.event, EncodeEvent):
+            return self.event.WhichOneof("body") or ""
+        return "encoded" if isinstance(self.event, Encoded) else "done"
+
+
 class Bench:
     def __init__(
         self,
@@ -69,16 +84,23 @@ class Bench:
         pacer: StepPacer | None = None,
     ) -> None:
         self.tower, self.outputs = tower or Tower(), OutputCache(1 << 20)
-        self.events: queue.Queue[EngineEvent | BatchDone] = queue.Queue()
+        self.events: queue.Queue[Told] = queue.Queue()
+        #: Of the last batch: items in the tower, and calls.
+        self.batch = 0, 0
         self.engine = EncoderEngine(
-            self.tower, fake_transfer(connector), self.outputs, pacer, thread_per_batch=thread_per_batch
+            self.tower,
+            fake_transfer(connector),
+            self.outputs,
+            pacer,
+            thread_per_batch=thread_per_batch,
+            on_batch=self._note_batch,
         )
         saver = self.engine.get_ec_transfer()
         assert isinstance(saver, RecordingWorker)
         self.saver = saver
 
     def __enter__(self) -> Self:
-        self.engine.start(self.events.put)
+        self.engine.start(lambda mm_hash, event: self.events.put(Told(mm_hash, event)))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -86,9 +108,12 @@ class Bench:
 
     def encode(self, batch: Sequence[TowerItem]) -> None:
         """The batch's end is among the events."""
-        self.engine.encode(batch).add_done_callback(lambda done: self.events.put(done.result()))
+        self.engine.encode(batch).add_done_callback(lambda done: self.events.put(Told("", self.batch)))
 
-    def take(self, count: int) -> list[EngineEvent | BatchDone]:
+    def _note_batch(self, items: int, calls: int, seconds: float) -> None:
+        self.batch = items, calls
+
+    def take(self, count: int) -> list[Told]:
         return [self.events.get(timeout=10) for _ in range(count)]
 
 

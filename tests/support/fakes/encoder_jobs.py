@@ -14,15 +14,17 @@ import torch
 from triptych.base.metrics import EncoderMetrics
 from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import EncoderOutput
-from triptych.encoder_worker.engine import BatchDone, TowerItem
+from triptych.encoder_worker.engine import TowerItem
 from triptych.encoder_worker.job_spec import JobSpec
-from triptych.encoder_worker.jobs.job import EncodeJob, JobEvent, Waiter
+from triptych.encoder_worker.jobs.job import EncodeJob, Waiter
 from triptych.encoder_worker.jobs.table import EncodeJobs, JobBounds, JobMetrics
 from triptych.encoder_worker.media.preparer import VerifiedMedia
 from triptych.encoder_worker.media.shared_clips import ClipHold
 from triptych.encoder_worker.media.work import DecodeWork
 from triptych.encoder_worker.scheduler import EncoderScheduler
 from triptych.models.base import PreparedItem
+from triptych.protos.convert import plan_to_proto
+from triptych.protos.encoder_pb2 import EncodeEvent, ItemReady
 from triptych.registry.leases import OwnedBy
 
 NAMESPACE = "ab" * 32
@@ -69,14 +71,14 @@ class FakeEngine:
     """An engine that keeps batches and saves; the test ends them."""
 
     def __init__(self) -> None:
-        self.batches: list[tuple[list[str], Future[BatchDone]]] = []
+        self.batches: list[tuple[list[str], Future[None]]] = []
         self.saves: list[tuple[str, str]] = []
         self.error: Exception | None = None
 
-    def encode(self, batch: Sequence[TowerItem]) -> Future[BatchDone]:
+    def encode(self, batch: Sequence[TowerItem]) -> Future[None]:
         if self.error is not None:
             raise self.error
-        done: Future[BatchDone] = Future()
+        done: Future[None] = Future()
         self.batches.append(([item.plan.mm_hash for item in batch], done))
         return done
 
@@ -118,7 +120,7 @@ class Jobs:
     def __init__(self, bounds: JobBounds | None = None, *, tower_credit: int = 4) -> None:
         self.keeper = FakeKeeper()
         #: The events of the streams of each item.
-        self.events: defaultdict[str, list[JobEvent]] = defaultdict(list)
+        self.events: defaultdict[str, list[EncodeEvent]] = defaultdict(list)
         self.metrics = EncoderMetrics(MODEL)
         self.job_metrics = JobMetrics(self.metrics, MODEL)
         self.changed = asyncio.Event()
@@ -130,7 +132,7 @@ class Jobs:
             bounds or JobBounds(100), self.scheduler, keeper, self.job_metrics, self.changed
         )
 
-    def waiter(self, key: str, events: list[JobEvent] | None = None, **changes: object) -> Waiter:
+    def waiter(self, key: str, events: list[EncodeEvent] | None = None, **changes: object) -> Waiter:
         """A stream that waits for the item, its events in `events` or the item's; without `JobStreams`."""
         job = self.table.open(spec(key, **changes))
         heard = self.events[key] if events is None else events
@@ -151,6 +153,10 @@ def spec(key: str, **changes: object) -> JobSpec:
 
 def plan(key: str) -> ItemPlan:
     return ItemPlan(key, NAMESPACE, "image", ROWS, WIDTH, "float32", ROWS, grid_thw=(1, 1, ROWS))
+
+
+def ready(key: str, *, already_stored: bool = False) -> EncodeEvent:
+    return EncodeEvent(ready=ItemReady(plan=plan_to_proto(plan(key)), already_stored=already_stored))
 
 
 def output(key: str) -> EncoderOutput:

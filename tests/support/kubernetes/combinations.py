@@ -74,6 +74,7 @@ CHOICES: Mapping[str, list[Values]] = {
         {"proxy": {"trustedProxies": ["10.9.0.0/16", "10.8.0.0/16"], "proxyProtocol": True}},
         {"proxy": {"trustedProxies": ["10.9.0.0/16"], "unknownFields": "reject", "storeWait": 0.5}},
     ],
+    "proxy.allowedHosts": [{}, {"proxy": {"allowedHosts": ["gateway.example", "10.0.0.1"]}}],
     "proxy.preStopSeconds": [{}, {"proxy": {"preStopSeconds": 0}}, {"proxy": {"preStopSeconds": 40}}],
     "proxy.service": [{}, {"proxy": {"service": {"type": "LoadBalancer"}}}],
     "proxy.frontDoorTls": [
@@ -98,6 +99,7 @@ CHOICES: Mapping[str, list[Values]] = {
     ],
     "encoder.device": [{}, {"encoder": {"device": "cuda"}}],
     "encoder.dataParallel": [{}, {"encoder": {"dataParallel": 2}}],
+    "encoder.maxDecodeSeconds": [{}, {"encoder": {"maxDecodeSeconds": 2.5}}],
     "encoder.replicas": [{}, {"encoder": {"replicas": 4}}],
     "encoder.resources": [
         {},
@@ -109,6 +111,7 @@ CHOICES: Mapping[str, list[Values]] = {
     "pd.tensorParallel": [{}, {"pd": {"tensorParallel": 2}}],
     "pd.engine": [{}, VLLM, {**VLLM, "pd": _ENGINE | {"vllm": _SERVER | {"cacheClaim": "compiled"}}}],
     "pd.schemas": [{}, {"pd": {"schemas": "open"}}],
+    "pd.linearKernel": [{}, {"pd": {"linearKernel": "onednn"}}],
     "pd.resources": [
         {},
         {"pd": {"resources": {"requests": {"cpu": 16, "memory": "64Gi"}, "limits": {"memory": "64Gi"}}}},
@@ -178,9 +181,11 @@ def merged(first: Values, second: Values) -> dict[str, Any]:
 
 
 def _renders(row: list[Values]) -> bool:
-    """Whether the chart takes the first choices of a row: vLLM needs a checkpoint and store.external.url."""
-    values: dict[str, Any] = reduce(merged, row, {})
-    on_vllm = values.get("pd", {}).get("engine") == "vllm"
-    demo = values.get("model", {}).get("source") == "demo"
-    hidden = "urlSecret" in values.get("store", {}).get("external", {})
+    """Whether the chart takes the first choices of a row: vLLM needs a checkpoint and store.external.url.
+
+    Asked some ten thousand times, so without merging the row.
+    """
+    on_vllm = any(one.get("pd", {}).get("engine") == "vllm" for one in row)
+    demo = any(one.get("model", {}).get("source") == "demo" for one in row)
+    hidden = any("urlSecret" in one.get("store", {}).get("external", {}) for one in row)
     return not (on_vllm and (demo or hidden))

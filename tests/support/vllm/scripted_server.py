@@ -132,6 +132,8 @@ class ScriptedServer:
         self.probe_status = 200
         self.version = "0.32.0"
         self.max_model_len = 512
+        #: Requests that it computes at once; 0: it does not say.
+        self.max_num_seqs = 256
         self.key = ""
         self.steps = 0
         #: Shares of the KV caches of its engines.
@@ -185,11 +187,20 @@ class ScriptedServer:
             if self.probe_status == 0:
                 await asyncio.Event().wait()
             return web.json_response({"choices": []}, status=self.probe_status)
+        if "prompt_logprob_token_ids" in body["sampling_params"]:
+            return web.json_response({"error": {"message": self._refusal(body), "code": 400}}, status=400)
         call = Call(request, body)
         self.calls.append(call)
         self._called.set()
         script = self.scripts.pop(0) if self.scripts else self.default
         return await script(call)
+
+    def _refusal(self, body: Mapping[str, Any]) -> str:
+        """As vLLM 0.32 refuses scores in a stream, after a number of sequences that it cannot compute."""
+        most, wanted = self.max_num_seqs, body["sampling_params"]["n"]
+        if most and wanted > most:
+            return f"sampling_params.n must be at most the server's max_num_seqs ({most}), got {wanted}."
+        return "prompt_logprob_token_ids are not available when stream=true."
 
     async def _pool(self, request: web.Request) -> web.StreamResponse:
         """Probes are answered; so are other calls, after the scripts, as `default` says."""

@@ -66,12 +66,15 @@ def test_time_without_decodes_saves_nothing_up() -> None:
     assert places.seconds("bob", 100.0) == 90.0
 
 
-def test_tenants_without_decodes_are_forgotten() -> None:
-    places = DecodePlaces(1)
-    for number in range(4096):
-        places.begin(number, f"tenant {number}", DecodePlace.THREAD, float(number))
-        places.end(number, number + 1e-9)
-    assert len(places._seconds) <= 512
+def test_a_tenant_that_comes_again_has_saved_nothing_up() -> None:
+    places = DecodePlaces(2)
+    places.begin("first", "bob", DecodePlace.THREAD, 0.0)
+    places.end("first", 1.0)
+    for number in range(10):
+        places.begin(number, "alice", DecodePlace.THREAD, 10.0 * number)
+        places.end(number, 10.0 * number + 10.0)
+    places.begin("again", "bob", DecodePlace.THREAD, 100.0)
+    assert places.seconds("bob", 101.0) == 91.0
 
 
 class Queue:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from support.fakes.encoder_engine import FAILING, Bench, SlowTower, Tower, item
+from support.fakes.encoder_engine import FAILING, Bench, SlowTower, Told, Tower, item
 from support.fakes.fake_cuda import fake_cuda
 from triptych.base.cpu.step_pacer import StepPacer
 from triptych.base.engine_beat import BusyClock
@@ -19,8 +19,11 @@ from triptych.base.errors import InternalError, InvalidRequest
 from triptych.ec_connector.base import EncoderOutput
 from triptych.ec_connector.connectors.host_buffers import PinnedMemory
 from triptych.encoder_worker import host_copier
-from triptych.encoder_worker.engine import BatchDone, Encoded, EngineEvent, Saved, TowerItem, Unsaved
+from triptych.encoder_worker.engine import Encoded, TowerItem
 from triptych.models.base import PreparedItem
+from triptych.protos.encoder_pb2 import EncodeEvent, ItemReady
+
+SAVED = EncodeEvent(ready=ItemReady())
 
 
 @pytest.fixture
@@ -56,7 +59,7 @@ def test_an_item_for_which_the_device_has_no_memory_fails_by_name_and_alone(b: B
 
     b.tower.encode = full  # type: ignore[method-assign]
     b.encode([item("a"), item("b", value=2.0)])
-    ends = {event.mm_hash: event.error for event in b.take(3) if isinstance(event, Encoded)}
+    ends = {told.mm_hash: told.event.error for told in b.take(3) if told.kind == "encoded"}
     assert ends["a"] is None
     assert (
         isinstance(ends["b"], InternalError) and "had no free memory for a whole image" in ends["b"].message
@@ -97,7 +100,7 @@ def test_each_batch_has_a_thread_that_ends_with_it() -> None:
     with Bench(Noting(), thread_per_batch=True) as bench:
         for key in ("a", "b"):
             bench.encode([item(key)])
-            assert {type(event) for event in bench.take(3)} == {Encoded, Saved, BatchDone}
+            assert {told.kind for told in bench.take(3)} == {"encoded", "ready", "done"}
     assert len(set(seen)) == 2
     assert not any(thread.is_alive() for thread in seen)
 
@@ -121,7 +124,7 @@ def test_an_engine_whose_batch_failed_is_idle(b: Bench, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(b.engine, "_encode_isolated", fails)
     b.encode([item("a")])
-    while not isinstance(b.take(1)[0], BatchDone):
+    while b.take(1)[0].kind != "done":
         pass
     now = time.monotonic()
     assert b.engine.last_progress() >= now
@@ -132,7 +135,7 @@ def test_a_tower_leaves_its_cores_to_others_as_soon_as_a_batch_has_ended_or_fail
     pacer = _Turns()
     with Bench(pacer=pacer) as bench:
         bench.encode([item("a", value=value)])
-        while not isinstance(bench.take(1)[0], BatchDone):
+        while bench.take(1)[0].kind != "done":
             pass
         assert pacer.told == ["begin", "rest"]
 
@@ -140,10 +143,9 @@ def test_a_tower_leaves_its_cores_to_others_as_soon_as_a_batch_has_ended_or_fail
 def test_a_batch_is_one_call_and_every_item_is_saved(b: Bench) -> None:
     b.encode([item("a"), item("b", digest="d")])
     events = b.take(5)
-    assert [e.mm_hash for e in events if isinstance(e, Encoded)] == ["a", "b"]
-    assert [e.mm_hash for e in events if isinstance(e, Saved)] == ["a", "b"]
-    [done] = [e for e in events if isinstance(e, BatchDone)]
-    assert (done.items, done.calls) == (2, 1)
+    assert [told.mm_hash for told in events if told.kind == "encoded"] == ["a", "b"]
+    assert [told.mm_hash for told in events if told.event == SAVED] == ["a", "b"]
+    assert [told.event for told in events if told.kind == "done"] == [(2, 1)]
     assert b.saver.saves == [("a", ""), ("b", "d")]
 
 
@@ -156,7 +158,7 @@ def test_the_seconds_of_a_batch_are_its_items_work_by_their_sizes(b: Bench) -> N
         for one, grid in ((item("a"), (1, 1, 2)), (item("b"), (1, 2, 3)))
     )
     b.encode([small, large, TowerItem(kept.plan, None, kept, "", lambda: True)])
-    found = {event.mm_hash: event for event in b.take(7) if isinstance(event, Encoded)}
+    found = {told.mm_hash: told.event for told in b.take(7) if told.kind == "encoded"}
     seconds = found["a"].seconds
     assert seconds > 0.0
     assert found["a"].work == pytest.approx(seconds / 4)
@@ -166,7 +168,7 @@ def test_the_seconds_of_a_batch_are_its_items_work_by_their_sizes(b: Bench) -> N
 
 def test_a_bad_item_takes_no_other_with_it(b: Bench) -> None:
     b.encode([item("a"), item("bad", value=FAILING), item("c")])
-    events = {e.mm_hash: e for e in b.take(6) if isinstance(e, Encoded)}
+    events = {told.mm_hash: told.event for told in b.take(6) if told.kind == "encoded"}
     assert isinstance(events["bad"].error, RuntimeError)
     assert events["a"].saving and events["c"].saving
     assert b.tower.batches == [3, 1, 1, 1]
@@ -175,7 +177,7 @@ def test_a_bad_item_takes_no_other_with_it(b: Bench) -> None:
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
 def test_rows_with_nan_or_infinity_fail_their_item_and_are_not_saved(b: Bench, bad: float) -> None:
     b.encode([item("a"), item("bad", value=bad), item("large", value=1e38)])
-    events = {e.mm_hash: e for e in b.take(6) if isinstance(e, Encoded)}
+    events = {told.mm_hash: told.event for told in b.take(6) if told.kind == "encoded"}
     error = events["bad"].error
     assert isinstance(error, InvalidRequest) and error.param == "image"
     assert events["a"].saving and events["large"].saving
@@ -186,14 +188,14 @@ def test_rows_with_nan_or_infinity_fail_their_item_and_are_not_saved(b: Bench, b
 def test_rows_that_do_not_fit_the_plan_are_an_error(b: Bench) -> None:
     b.encode([item("a", rows=3)])
     encoded, _ = b.take(2)
-    assert isinstance(encoded.error, InternalError)
+    assert isinstance(encoded.event.error, InternalError)
     assert b.saver.saves == []
 
 
 def test_what_nobody_waits_for_is_kept_but_not_saved(b: Bench) -> None:
     b.encode([item("a", needed=False)])
     encoded, _ = b.take(2)
-    assert not encoded.saving
+    assert not encoded.event.saving
     assert b.saver.saves == []
     assert b.outputs.get("a") is not None
 
@@ -203,8 +205,7 @@ def test_a_kept_output_does_not_use_the_tower(b: Bench) -> None:
     b.take(3)
     kept = b.outputs.get("a")
     b.encode([TowerItem(kept.plan, None, kept, "", lambda: True)])
-    done = [e for e in b.take(3) if isinstance(e, BatchDone)]
-    assert (done[0].items, done[0].calls) == (0, 0)
+    assert [told.event for told in b.take(3) if told.kind == "done"] == [(0, 0)]
     assert b.tower.batches == [1]
     assert len(b.saver.saves) == 2
 
@@ -213,11 +214,15 @@ def test_a_save_that_does_not_land_is_reported_and_may_be_repeated(b: Bench) -> 
     b.saver.refused = {"a"}
     b.saver.broken = {"b"}
     b.encode([item("a"), item("b")])
-    unsaved = {e.mm_hash: e.reason for e in b.take(5) if isinstance(e, Unsaved)}
-    assert unsaved == {"a": "no room", "b": "RuntimeError"}
+    unsaved = {told.mm_hash: told.event.failed for told in b.take(5) if told.kind == "failed"}
+    assert {key: failed.error.message for key, failed in unsaved.items()} == {
+        "a": "no room",
+        "b": "RuntimeError",
+    }
+    assert all(failed.retryable for failed in unsaved.values())
     b.saver.refused = set()
     b.engine.save(b.outputs.get("a"))
-    assert b.take(1) == [Saved("a")]
+    assert b.take(1) == [Told("a", SAVED)]
 
 
 def test_a_save_that_lands_is_told_while_the_next_batch_is_in_the_tower() -> None:
@@ -229,7 +234,7 @@ def test_a_save_that_lands_is_told_while_the_next_batch_is_in_the_tower() -> Non
         try:
             assert tower.in_second.wait(30)
             bench.saver.land("a")  # type: ignore[attr-defined]
-            assert bench.take(1) == [Saved("a")]
+            assert bench.take(1) == [Told("a", SAVED)]
         finally:
             tower.let_go.set()
 
@@ -276,10 +281,10 @@ def test_an_item_that_cannot_be_answered_keeps_no_other_from_its_answer(b: Bench
     bad = item("bad")
     b.encode([item("a"), TowerItem(bad.plan, bad.prepared, None, "", broken), item("c")])
     events = b.take(6)
-    encoded = {e.mm_hash: e for e in events if isinstance(e, Encoded)}
+    encoded = {told.mm_hash: told.event for told in events if told.kind == "encoded"}
     assert isinstance(encoded["bad"].error, InternalError)
-    assert [e.mm_hash for e in events if isinstance(e, Saved)] == ["a", "c"]
-    assert isinstance(events[-1], BatchDone)
+    assert [told.mm_hash for told in events if told.event == SAVED] == ["a", "c"]
+    assert events[-1].kind == "done"
 
 
 def test_a_batch_that_cannot_begin_is_answered_and_the_engine_lives_on(b, monkeypatch):
@@ -292,11 +297,11 @@ def test_a_batch_that_cannot_begin_is_answered_and_the_engine_lives_on(b, monkey
     monkeypatch.setattr(b.engine, "_step", fail_once)
     b.encode([item("a"), item("b")])
     first, second, done = b.take(3)
-    assert isinstance(first, Encoded) and isinstance(first.error, InternalError)
-    assert isinstance(second, Encoded) and isinstance(second.error, InternalError)
-    assert isinstance(done, BatchDone)
+    assert isinstance(first.event, Encoded) and isinstance(first.event.error, InternalError)
+    assert isinstance(second.event, Encoded) and isinstance(second.event.error, InternalError)
+    assert done == ("", (0, 0))
     b.encode([item("a")])
-    assert any(isinstance(event, Saved) for event in b.take(3))
+    assert Told("a", SAVED) in b.take(3)
 
 
 def test_a_save_whose_output_cannot_be_unpinned_keeps_no_other_from_its_answer(b, monkeypatch):
@@ -310,22 +315,22 @@ def test_a_save_whose_output_cannot_be_unpinned_keeps_no_other_from_its_answer(b
     monkeypatch.setattr(b.outputs, "unpin", fail_on_a)
     b.saver.output.saved += ["a", "b"]
     b.saver.on_progress()
-    assert b.take(2) == [Saved("a"), Saved("b")]
+    assert b.take(2) == [Told("a", SAVED), Told("b", SAVED)]
 
 
 def test_an_event_that_is_not_taken_ends_no_engine(b: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     emit = b.engine._emit
     refused = threading.Event()
 
-    def refuse_once(event: EngineEvent) -> None:
+    def refuse_once(mm_hash: str, event: Encoded | EncodeEvent) -> None:
         if not refused.is_set():
             refused.set()
             raise RuntimeError("the loop is closed")
-        emit(event)
+        emit(mm_hash, event)
 
     monkeypatch.setattr(b.engine, "_emit", refuse_once)
     b.encode([item("a")])
-    assert [type(event) for event in b.take(2)] == [Saved, BatchDone]
+    assert [told.kind for told in b.take(2)] == ["ready", "done"]
 
 
 def test_an_engine_at_rest_beats(b: Bench) -> None:
@@ -354,7 +359,8 @@ def test_the_pass_that_serves_an_output_says_whether_it_is_finite(b, monkeypatch
 
     monkeypatch.setattr(b.saver, "serve", serve)
     b.encode([item("a"), item("nobody waits", needed=False), item("infinite", value=math.inf)])
-    encoded = {event.mm_hash: event for event in b.take(6 if finite else 4) if isinstance(event, Encoded)}
+    told = b.take(6 if finite else 4)
+    encoded = {each.mm_hash: each.event for each in told if each.kind == "encoded"}
     assert served == ["a", "infinite"]
     refused = {key for key, event in encoded.items() if isinstance(event.error, InvalidRequest)}
     assert refused == {True: set(), False: {"a", "infinite"}, None: {"infinite"}}[finite]
@@ -367,5 +373,6 @@ def test_an_output_that_cannot_be_served_is_checked_and_saved(b, monkeypatch):
     monkeypatch.setattr(b.saver, "serve", broken)
     b.encode([item("a"), item("infinite", value=math.inf)])
     events = b.take(4)
-    assert [event.mm_hash for event in events if isinstance(event, Saved)] == ["a"]
-    assert [type(e.error) for e in events if isinstance(e, Encoded)] == [type(None), InvalidRequest]
+    assert [told.mm_hash for told in events if told.event == SAVED] == ["a"]
+    errors = [type(told.event.error) for told in events if told.kind == "encoded"]
+    assert errors == [type(None), InvalidRequest]

@@ -10,16 +10,14 @@ import torch
 
 from support.data.checkpoints import build_checkpoint
 from triptych.base.config import MIB, EncoderConfig
-from triptych.base.errors import ConfigError, InvalidRequest, Overloaded
+from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.machine.device import CpuMemory
-from triptych.base.types import ItemPlan
 from triptych.encoder_worker import loading
 from triptych.encoder_worker.host_copier import HostCopier, copied
 from triptych.encoder_worker.job_spec import ItemFormat
-from triptych.encoder_worker.jobs.job import Failed, JobTimings, MediaNeeded, Planned, Ready, Waits
 from triptych.encoder_worker.loading import check_encoder_memory, largest_batch
 from triptych.encoder_worker.media.formats import MAX_MEDIA_BYTES
-from triptych.encoder_worker.server import MAX_TIMEOUT, event_message, parse_job
+from triptych.encoder_worker.server import MAX_TIMEOUT, parse_job
 from triptych.models.base import EncoderSide
 from triptych.models.registry import load_encoder
 from triptych.protos import encoder_pb2
@@ -158,21 +156,6 @@ def test_a_bad_field_is_named(field: str, value: object) -> None:
 
 def test_no_job_lives_longer_than_the_longest() -> None:
     assert parse_job(job(timeout=1e9), FORMAT).timeout == MAX_TIMEOUT
-
-
-def test_events_travel_with_all_their_fields() -> None:
-    plan = ItemPlan("b" * 64, "a" * 64, "image", 2, 8, "float32", 4, ((1, 2),), (1, 2, 2))
-    planned = event_message(Planned(plan)).planned
-    assert [(run.start, run.count) for run in planned.runs] == [(1, 2)]
-    assert list(planned.grid_thw) == [1, 2, 2]
-    ready = event_message(Ready(plan, True, JobTimings(1, 2, 3, 4, 5))).ready
-    assert (ready.already_stored, ready.queue_seconds, ready.save_seconds) == (True, 1, 4)
-    assert (ready.encode_seconds, ready.work_seconds) == (3, 5)
-    assert event_message(MediaNeeded()).WhichOneof("body") == "need_media"
-    assert event_message(Waits()).WhichOneof("body") == "waits"
-    failed = event_message(Failed(Overloaded("full", retry_after=2), True, "h:1", "t")).failed
-    assert (failed.error.code, failed.error.retry_after, failed.retryable) == ("overloaded", 2, True)
-    assert (failed.owner_address, failed.owner_token) == ("h:1", "t")
 
 
 SHAPES = [(3, 8), (0, 8), (40, 8), (1, 4), (7, 3)]

@@ -27,8 +27,10 @@ class _Board:
         self.wanted: dict[str, int] = {}
         self.error: Exception | None = None
         self.hangs = False
+        self.asked = 0
 
     async def decision(self, pool: str) -> ScalingDecision | None:
+        self.asked += 1
         if self.hangs:
             await asyncio.Event().wait()
         if self.error is not None:
@@ -103,10 +105,12 @@ async def test_the_controller_goes_on_after_an_outage_and_after_an_error_of_its_
     board.error = RuntimeError("what nobody expects")
     task = asyncio.create_task(following.run())
     try:
-        await asyncio.sleep(0.05)
-        board.error = StoreUnavailable("down")
-        await asyncio.sleep(0.05)
-        board.wanted, board.error = {"encoder": 1}, None
+        for error in (StoreUnavailable("down"), None):
+            # Both pools' polls have met the error, and it polls on.
+            before = board.asked
+            await until(lambda before=before: board.asked > before + 2, "the next poll")
+            board.error = error
+        board.wanted = {"encoder": 1}
         await until(lambda: host.calls == ["+encoder-0"], "the start after the outage")
     finally:
         task.cancel()

@@ -17,6 +17,7 @@ from support.data.oracle import image_processor
 from support.data.pictures import picture
 from support.fakes.fake_cuda import fake_cuda
 from triptych.base.errors import ConfigError, InvalidRequest
+from triptych.base.types import GREEDY
 from triptych.models.base import EncoderSide, GenerationDefaults
 from triptych.models.families.qwen import QwenEncoder
 from triptych.models.images import ImageProcessor
@@ -171,7 +172,7 @@ def test_a_checkpoint_without_do_sample_is_greedy(family: str) -> None:
     path = build_checkpoint(family)
     eos = AutoTokenizer.from_pretrained(path).eos_token_id
     found = generation_defaults(path)
-    assert (found.eos_token_ids, found.temperature, found.top_p, found.top_k) == ((eos,), 0.0, 1.0, 0)
+    assert (found.eos_token_ids, found.sampling) == ((eos,), GREEDY)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -180,7 +181,7 @@ def test_sampling_values_and_a_list_of_eos_are_read(family: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(path)
     found = generation_defaults(path)
     assert found.eos_token_ids == (tokenizer.eos_token_id, tokenizer.pad_token_id)
-    assert (found.temperature, found.top_p, found.top_k) == (0.7, 0.8, 20)
+    assert (found.sampling.temperature, found.sampling.top_p, found.sampling.top_k) == (0.7, 0.8, 20)
 
 
 def test_without_generation_config_the_models_eos_counts(tmp_path: Path) -> None:
@@ -198,7 +199,7 @@ def test_a_repetition_penalty_counts_without_sampling_and_min_p_does_not(tmp_pat
     values = {"eos_token_id": 3, "do_sample": sampled, "min_p": 0.2, "repetition_penalty": 1.05}
     (path / "generation_config.json").write_text(json.dumps(values))
     found = generation_defaults(path)
-    assert (found.repetition_penalty, found.min_p) == (1.05, min_p)
+    assert (found.sampling.repetition_penalty, found.sampling.min_p) == (1.05, min_p)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the proxy imports comes with the package alone: no extra, and nothing that only tests install."""
+"""The proxy imports what the package brings alone, a command what the extra brings that it asks for."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import tomllib
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[3]
-#: Imports the proxy where the modules named on standard input are not installed.
+#: Imports a module where those named on standard input are not installed.
 IMPORT = """
 import sys
 absent = set(sys.stdin.read().split())
@@ -22,7 +23,8 @@ class Installed:
     def find_spec(self, name, path=None, target=None):
         return None if name.partition(".")[0] in absent else self.finder.find_spec(name, path, target)
 sys.meta_path[:] = map(Installed, sys.meta_path)
-import triptych.proxy.service
+import importlib
+importlib.import_module(sys.argv[1])
 """
 
 
@@ -40,16 +42,19 @@ def _with_their_own(lines: list[str]) -> set[str]:
     return {name for name, _ in found}
 
 
-def test_the_proxy_starts_with_what_the_package_alone_requires():
+@pytest.mark.parametrize(
+    ("module", "extra"), [("triptych.proxy.service", ""), ("triptych.simulator.plan.answer", "bench")]
+)
+def test_a_service_or_command_starts_with_what_it_asks_for_alone(module: str, extra: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    installed = _with_their_own(project["dependencies"])
+    brought = project["optional-dependencies"][extra] if extra else []
+    installed = _with_their_own([*project["dependencies"], *brought])
     absent = [
-        module
-        for module, owners in packages_distributions().items()
-        if module != "triptych" and not set(map(canonicalize_name, owners)) & installed
+        name
+        for name, owners in packages_distributions().items()
+        if name != "triptych" and not set(map(canonicalize_name, owners)) & installed
     ]
     assert "pytest" in absent
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORT], input="\n".join(absent), capture_output=True, text=True, timeout=60
-    )
+    command = [sys.executable, "-c", IMPORT, module]
+    done = subprocess.run(command, input="\n".join(absent), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

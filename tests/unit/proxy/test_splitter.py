@@ -6,13 +6,14 @@ import json
 import pytest
 
 from support.data.media import split_alone
+from support.hostile.operations import operations
 from triptych.base.errors import InvalidRequest
 from triptych.base.hashing import mm_hash
 from triptych.base.request import TextPart
 from triptych.base.types import SamplingParams
-from triptych.proxy.call.chat import ChatCall, ChatMessage
+from triptych.proxy.call.chat import ChatCall, ChatMessage, EncoderPrompt
 from triptych.proxy.media.source import ImagePart, VideoPart
-from triptych.proxy.splitter import SplitItem, SplitRequest, VideoSegment
+from triptych.proxy.splitter import SplitItem, SplitRequest, VideoSegment, prompt_chain
 
 
 def call(
@@ -29,6 +30,19 @@ async def made(request: ChatCall, namespace: str = "n") -> SplitRequest:
 
 def image(media: bytes) -> ImagePart:
     return ImagePart(base64.b64encode(media).decode(), "field")
+
+
+@pytest.mark.parametrize("piece", ["x", (7,)])
+def test_the_chain_of_a_raw_prompt_costs_the_same_however_long_it_is(piece: str | tuple[int, ...]) -> None:
+    long, longer = piece * 500_000, piece * 1_000_000
+    assert operations(lambda: prompt_chain(call(), longer)) == operations(lambda: prompt_chain(call(), long))
+    assert prompt_chain(call(), longer) == prompt_chain(call(), long)
+
+
+def test_the_bytes_of_an_encoders_token_ids_are_made_without_a_walk() -> None:
+    short, long = (EncoderPrompt((1, 2) * count, "encoder_prompt") for count in (100, 200))
+    assert operations(long.text_bytes) == operations(short.text_bytes)
+    assert EncoderPrompt((1, 1 << 16), "encoder_prompt").text_bytes() == b"\1\0\0\0\0\0\1\0"
 
 
 async def test_pictures_become_empty_slots_in_order() -> None:

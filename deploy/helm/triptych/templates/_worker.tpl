@@ -80,6 +80,14 @@ spec:
             {{- if ne .component "encoder" }}
             - --schemas
             - {{ $p.schemas }}
+            {{- if not $vllm }}
+            - --linear-kernel
+            - {{ $p.linearKernel }}
+            {{- end }}
+            {{- end }}
+            {{- if ne .component "pd" }}
+            - --max-decode-seconds
+            - {{ default .root.Values.encoder.maxDecodeSeconds $p.maxDecodeSeconds | quote }}
             {{- end }}
             {{- with include "triptych.modelName" . }}
             - --served-model-name

@@ -24,6 +24,7 @@ from triptych.pd_worker.events.streams import EventStreams
 from triptych.pd_worker.server import PDServicer
 from triptych.pd_worker.turn_pool import TurnPool
 from triptych.protos import pd_pb2, pd_pb2_grpc
+from triptych.protos.error_replies import ErrorReplies
 
 QUEUED, REFUSED = pd_pb2.SubmitReply.STATUS_QUEUED, pd_pb2.SubmitReply.STATUS_REFUSED
 
@@ -106,7 +107,7 @@ async def s(request: pytest.FixtureRequest) -> AsyncIterator[Service]:
     input_processor.gate.set()
     streams = EventStreams(engine.cancel)
     with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as queries:
-        server = make_server()
+        server = make_server(interceptors=[ErrorReplies()])
         port = server.add_insecure_port("127.0.0.1:0")
         options = getattr(request, "param", {})
         servicer = PDServicer(

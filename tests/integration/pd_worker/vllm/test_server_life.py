@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from types import SimpleNamespace
 
 import grpc
 import pytest
 
+from support.clock import Clock
 from support.vllm.scripted_server import (
     Call,
     ScriptedServer,
@@ -156,6 +159,8 @@ async def test_a_server_that_makes_no_step_is_lost_until_it_gives_a_token(store)
 
 
 async def test_a_long_prefill_is_no_stall(store, monkeypatch):
+    clock = Clock(time.monotonic())
+    monkeypatch.setattr(health, "time", SimpleNamespace(monotonic=clock))
     monkeypatch.setattr(health, "LOOK_SECONDS", 60.0)
     async with scripted_server() as server, fronting(server, store, stall_timeout=0.5) as served:
         server.scripts = [hangs(1)]
@@ -164,8 +169,11 @@ async def test_a_long_prefill_is_no_stall(store, monkeypatch):
         for _ in range(5):
             server.steps += 1
             await served.health.poll()
-            await asyncio.sleep(0.3)
+            clock.now += 0.3
         assert served.health.up
+        clock.now += 0.3
+        await served.health.poll()
+        assert not served.health.up
 
 
 async def test_a_server_that_returns_with_another_model_stays_away(server, served):

@@ -20,11 +20,9 @@ from support.waiting import until, within
 from triptych.base.config import ProxyConfig
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.rpc.channels import make_channel
-from triptych.base.types import ItemPlan
 from triptych.protos import encoder_pb2
 from triptych.proxy.encoders import encoder_client
 from triptych.proxy.encoders.encoder_client import EncodeStream
-from triptych.proxy.events import JobReady
 from triptych.proxy.media.spool import MediaSpool, SpooledMedia
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
 
@@ -67,7 +65,7 @@ class Permits:
 
     stream: EncodeStream
 
-    def planned(self, job_id: str, plan: ItemPlan) -> None:
+    def planned(self, job_id: str, event: encoder_pb2.EncodeEvent) -> None:
         self.stream.run()
 
 
@@ -75,7 +73,8 @@ async def _ready(channel: aio.Channel, media: SpooledMedia, number: int) -> Enco
     job = encoder_pb2.EncodeJob(job_id=str(number), mm_hash=f"{number:064x}", media_bytes=media.nbytes)
     owner = Permits()
     owner.stream = EncodeStream(channel, job, media, owner.planned, phase_timeout=PATIENCE)
-    assert isinstance(await within("a job's end", owner.stream.result()), JobReady)
+    end = await within("a job's end", owner.stream.result())
+    assert end.WhichOneof("body") == "ready"
     return owner.stream
 
 

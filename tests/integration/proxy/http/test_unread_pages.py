@@ -18,7 +18,8 @@ from starlette.routing import Route
 from support.fakes.proxy_fakes import FakeCluster
 from support.hostile.two_tenants import TwoTenants, two_tenants
 from support.waiting import until
-from triptych.proxy.http.connections import ConnectionLimits, CountedTransport
+from triptych.proxy.http.connections import ConnectionLimits
+from triptych.proxy.http.counted_transport import CountedTransport
 from triptych.proxy.http.server import HttpServer, bind
 
 PAGE = "/page/style.css"

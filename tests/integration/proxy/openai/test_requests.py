@@ -31,8 +31,8 @@ async def test_equal_images_of_one_request_and_of_two_are_encoded_once(cluster: 
     cluster.encoders[0].gate.clear()
     same = picture("same")
     asked = [asyncio.create_task(cluster.ask(user(f"q{i}", same, same))) for i in range(2)]
-    await until(lambda: cluster.dispatcher.in_flight == 2 and len(cluster.jobs) == 1)
-    await asyncio.sleep(0.1)
+    table = cluster.dispatcher.jobs.table
+    await until(lambda: cluster.jobs and [len(job.waiters) for job in table.jobs()] == [2], "one job of both")
     cluster.encoders[0].gate.set()
     for task in asked:
         assert (await task).choices[0].message.content == whole_text(8)

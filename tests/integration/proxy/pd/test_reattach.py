@@ -28,6 +28,7 @@ from triptych.pd_worker.frontend.wire import MAX_KEYS, MAX_REQUESTS
 from triptych.pd_worker.server import PDServicer
 from triptych.pd_worker.turn_pool import TurnPool
 from triptych.protos import pd_pb2, pd_pb2_grpc
+from triptych.protos.error_replies import ErrorReplies
 from triptych.proxy.events import Lost
 from triptych.proxy.pd import link as pd_client
 from triptych.proxy.pd import wire
@@ -121,7 +122,7 @@ async def pair(texts: TokenTexts | None = None) -> AsyncIterator[Pair]:
     engine = Engine()
     streams = EventStreams(lambda ids, proxy: cancelled.extend(ids), texts=texts)
     with ThreadPoolExecutor(1) as pool:
-        grpc_server = make_server()
+        grpc_server = make_server(interceptors=[ErrorReplies()])
         port = grpc_server.add_insecure_port("127.0.0.1:0")
         servicer = PDServicer(engine, None, streams, TurnPool(pool, 1), TurnPool(pool, 1))  # type: ignore[arg-type]
         pd_pb2_grpc.add_PDServiceServicer_to_server(servicer, grpc_server)

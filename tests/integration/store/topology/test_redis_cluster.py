@@ -149,6 +149,11 @@ async def test_a_redirect_to_a_node_that_is_not_known_yet_is_followed(own_cluste
         assert await writer.look_up([(plan.mm_hash, NAMESPACE)]) == [plan]
 
 
+def script_errors(node: StoreServer) -> int:
+    """How many scripts have ended in an error, as when their keys are on two sides."""
+    return int(node.call("INFO", "errorstats").get("errorstat_ERR", {}).get("count", 0))
+
+
 async def test_a_value_in_parts_that_is_half_moved_is_whole_or_a_miss(cluster, monkeypatch):
     monkeypatch.setattr(codec, "PART_BYTES", 1 << 18)
     source, target, _ = cluster.primaries
@@ -159,8 +164,9 @@ async def test_a_value_in_parts_that_is_half_moved_is_whole_or_a_miss(cluster, m
         cluster.begin_move(slot, source, target)
         assert cluster.move_keys(slot, source, target, 3) == 3
         assert await is_right(reader, plan), "each part is where it is"
+        errors = script_errors(source)
         looking = asyncio.create_task(writer.look_up([(plan.mm_hash, NAMESPACE)]))
-        await asyncio.sleep(0.2)
+        await until(lambda: script_errors(source) > errors, "the look-up to be told that its keys are apart")
         cluster.move_keys(slot, source, target)
         cluster.end_move(slot, target)
         assert await looking == [plan], "asked again until the script has all its keys on one side"

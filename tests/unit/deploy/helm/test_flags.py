@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from support.kubernetes.chart import CASES, ROOT, Manifest, case, render
+from support.kubernetes.combinations import VLLM
 from support.kubernetes.commands import check_command, config_of, services, words
 from support.kubernetes.manifests import component, containers, main_container, of_kind, pod
 
@@ -179,3 +180,33 @@ def test_every_service_sends_its_spans_to_the_collector() -> None:
         ports = [port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]]
         assert (4318 in ports) is (component(policy) != "store")
     assert "--otlp-endpoint" not in str(render())
+
+
+def test_values_of_the_proxies_reach_their_flags() -> None:
+    values = {"proxy": {"allowedHosts": ["gateway.example", "10.0.0.1"]}}
+    (proxy,) = (one for one in services(render(values)) if component(one) == "proxy")
+    assert config_of(proxy).allowed_hosts == "gateway.example,10.0.0.1"
+    assert "--allowed-hosts" not in str(render())
+
+
+def test_values_of_the_workers_reach_their_flags_and_a_pools_own_come_first() -> None:
+    values = {
+        "encoder": {"maxDecodeSeconds": 2.5},
+        "encoderPools": [{"name": "a"}, {"name": "b", "maxDecodeSeconds": 600}],
+        "pd": {"linearKernel": "onednn"},
+        "pdPools": [{"name": "c"}, {"name": "d", "linearKernel": "triptych"}],
+        "colocatedPools": [{"name": "e"}],
+    }
+    found = {
+        one["metadata"]["labels"]["triptych/pool"]: config_of(one)
+        for one in services(render(values))
+        if component(one) != "proxy"
+    }
+    assert {name: found[name].max_decode_seconds for name in "ab"} == {"a": 2.5, "b": 600}
+    assert {name: found[name].linear_kernel for name in "cd"} == {"c": "onednn", "d": "triptych"}
+    assert (found["e"].encoder.max_decode_seconds, found["e"].pd.linear_kernel) == (2.5, "onednn")
+
+
+def test_a_pool_in_front_of_vllm_has_no_kernel_of_ours() -> None:
+    model = {"source": "pvc", "name": "m", "pvc": {"existingClaim": "c"}}
+    assert "--linear-kernel" not in str(render({"model": model, **VLLM}))

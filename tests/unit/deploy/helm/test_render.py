@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections import Counter
 from functools import cache
@@ -27,6 +28,7 @@ from support.kubernetes.manifests import (
     of_kind,
     secrets_made,
     secrets_read,
+    workloads,
 )
 from triptych import __version__
 from triptych.base.config import TlsFiles
@@ -209,6 +211,14 @@ def test_the_charts_own_certificate_is_one_of_services_keda_and_the_store(tmp_pa
 
 
 ROWS = rows()
+
+
+@cache
+def combination(at: int) -> list[Manifest]:
+    """The manifests of a row. They are shared: copy what shall be changed."""
+    return render(ROWS[at])
+
+
 #: Secrets that the examples name.
 OF_EXAMPLES = GIVEN | {
     "triptych-internal": GIVEN["tokens"],
@@ -226,7 +236,7 @@ def test_no_example_has_a_fault(name: str) -> None:
 
 @pytest.mark.parametrize("at", range(len(ROWS)))
 def test_no_combination_has_a_fault(at: int) -> None:
-    manifests = render(ROWS[at])
+    manifests = combination(at)
     assert faults(manifests, GIVEN) == [], ROWS[at]
     for manifest in manifests:
         validate(manifest, "1.37")
@@ -236,8 +246,18 @@ def test_no_combination_has_a_fault(at: int) -> None:
     assert max(names.values()) == 1
 
 
+def test_the_flags_that_args_may_not_repeat_are_those_that_the_chart_sets() -> None:
+    (listed,) = re.findall(r'splitList " " "(--[^"]+)"', (CHART / "templates/_checks.tpl").read_text())
+    containers = [main_container(one) for at in range(len(ROWS)) for one in workloads(combination(at))]
+    words = {word for one in containers if one["command"] == ["triptych"] for word in one["args"]}
+    # Encoders beside vLLM have --dtype from their own args; a worker's drain may be shorter.
+    assert {one for one in words if one.startswith("--")} - {"--drain-timeout", "--dtype"} == set(
+        listed.split()
+    )
+
+
 def test_the_store_is_replaced_when_its_users_change_and_never_else() -> None:
-    found = [render(values) for values in ROWS if "mode" not in values.get("store", {})]
+    found = [combination(at) for at, values in enumerate(ROWS) if "mode" not in values.get("store", {})]
     made = [
         one for one in found if any("users.acl" in secret["stringData"] for secret in of_kind(one, "Secret"))
     ]

@@ -6,13 +6,14 @@ import time
 
 import pytest
 
-from support.fakes.encoder_jobs import Jobs, plan, spec
+from support.fakes.encoder_jobs import Jobs, plan, ready, spec
 from support.tracing.spans import KeptSpans, TickingClock, kept_tracer, new_context
 from triptych.base.errors import InvalidRequest
 from triptych.base.tracing.context import Producers, SpanContext, hex_trace_id, to_bytes
 from triptych.base.tracing.tracer import SpanKind, Tracer
-from triptych.encoder_worker.jobs.job import EncodeJob, Failed, Ready, StreamTrace, Waiter
+from triptych.encoder_worker.jobs.job import EncodeJob, StreamTrace, Waiter
 from triptych.encoder_worker.jobs.table import JobStreams
+from triptych.protos.job_events import failed
 
 STAGES = ["preprocess", "wait for tower", "tower", "save"]
 
@@ -39,15 +40,16 @@ class Traced:
         job.set_plan(plan(job.mm_hash))
         job.prepare_started, job.queued_since = now - 4.0, now - 3.0
         job.encoded_at, job.save_started = now - 1.0, now - 1.0
-        times = job.timings
-        times.preprocess, times.queue, times.encode, times.work, times.save = 0.5, 0.5, 0.25, 0.25, 0.5
+        spent = job.ready
+        spent.preprocess_seconds = spent.queue_seconds = spent.save_seconds = 0.5
+        spent.encode_seconds = spent.work_seconds = 0.25
         self.clock.now = now - 1.25
         if job.trace is not None:
             job.trace.encoding(job, self.producers)
         self.clock.now = now
 
     def end(self, job: EncodeJob, *, already_stored: bool = False) -> None:
-        self.jobs.table.end(job, Ready(plan(job.mm_hash), already_stored, job.timings))
+        self.jobs.table.end(job, ready(job.mm_hash, already_stored=already_stored))
 
 
 @pytest.fixture
@@ -108,9 +110,9 @@ async def test_the_stages_are_recorded_though_their_owner_left(t: Traced) -> Non
 
 async def test_a_failed_item_has_the_errors_code_and_the_stages_it_reached(t: Traced) -> None:
     waiter = t.join(new_context(sampled=True))
-    waiter.job.prepare_started, waiter.job.timings.preprocess = time.monotonic(), 0.1
+    waiter.job.prepare_started, waiter.job.ready.preprocess_seconds = time.monotonic(), 0.1
     error = InvalidRequest("image: not this one", param="image")
-    t.jobs.table.end(waiter.job, Failed(error, retryable=False))
+    t.jobs.table.end(waiter.job, failed(error, retryable=False))
     assert t.kept.one("encoder job").error == error.code
     assert t.kept.names().count("preprocess") == 1
     assert t.kept.all("tower") == []

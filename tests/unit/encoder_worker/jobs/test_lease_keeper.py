@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from support.fakes.encoder_jobs import NAMESPACE, FakeStore, Jobs
+from support.waiting import until
 from triptych.encoder_worker.jobs import single_flight
-from triptych.encoder_worker.jobs.job import EncodeJob, Failed, Ready
+from triptych.encoder_worker.jobs.job import EncodeJob
 from triptych.encoder_worker.jobs.loop import BackgroundTasks
 from triptych.encoder_worker.jobs.single_flight import SingleFlight
 from triptych.registry.leases import Lease, LeaseKeeper, OwnedBy
@@ -92,20 +93,31 @@ async def test_a_lease_is_renewed_while_there_is_progress() -> None:
     assert (held.held, leases.released) == (0, [Lease("k", "t")])
 
 
+class Deadline:
+    """An item's deadline, and how often a renewal asked for it."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.asked = seconds, 0
+
+    def __call__(self) -> float:
+        self.asked += 1
+        return time.monotonic() + self.seconds
+
+
 async def test_a_lease_is_not_renewed_after_two_terms_without_progress() -> None:
-    leases = FakeLeases(Lease("k", "t"))
+    leases, deadline = FakeLeases(Lease("k", "t")), Deadline(60.0)
     held = keeper(leases, progress_age=3 * TERM)
-    await held.acquire("k", deadline=later)
-    await asyncio.sleep(3 * TERM)
+    await held.acquire("k", deadline=deadline)
+    await until(lambda: deadline.asked == 3, "three turns of the renewal")
     assert leases.renewed == 0
     await held.close()
 
 
 async def test_a_lease_is_not_renewed_past_its_items_deadline() -> None:
-    leases = FakeLeases(Lease("k", "t"))
+    leases, deadline = FakeLeases(Lease("k", "t")), Deadline(-1.0)
     held = keeper(leases)
-    await held.acquire("k", deadline=lambda: time.monotonic() - 1)
-    await asyncio.sleep(3 * TERM)
+    await held.acquire("k", deadline=deadline)
+    await until(lambda: deadline.asked == 3, "three turns of the renewal")
     assert leases.renewed == 0
     await held.close()
 
@@ -128,7 +140,7 @@ async def test_stored_items_are_answered_and_the_others_claimed() -> None:
     f.store.stored = {"stored"}
     assert await f.flight.claim([stored, fresh]) == [fresh]
     end = f.events["stored"][-1]
-    assert isinstance(end, Ready) and end.already_stored
+    assert end.ready.already_stored
     assert f.keeper.held == ["fresh"]
     assert f.jobs.open_jobs() == [fresh]
 
@@ -145,8 +157,8 @@ async def test_an_item_leased_by_another_worker_fails_with_its_address() -> None
     f.keeper.owners = {"a": OwnedBy("other:1", "x", "token")}
     assert await f.flight.claim([f.job("a")]) == []
     end = f.events["a"][-1]
-    assert isinstance(end, Failed) and end.retryable
-    assert (end.owner_address, end.owner_token) == ("other:1", "token")
+    assert end.failed.retryable
+    assert (end.failed.owner_address, end.failed.owner_token) == ("other:1", "token")
 
 
 @pytest.mark.parametrize("error", [None, StoreUnavailable("gone")])
@@ -156,6 +168,15 @@ async def test_items_are_claimed_when_the_store_does_not_answer(error, monkeypat
     f.store.error, f.store.delay = error, 0.0 if error else 60.0
     job = f.job("a")
     assert await f.flight.claim([job]) == [job]
+
+
+async def test_an_item_that_came_by_the_store_is_looked_up_there_though_the_store_seems_away() -> None:
+    f = Flights()
+    job = f.job("stored")
+    f.store.stored = {"stored"}
+    f.jobs.reaches_store = lambda: False
+    assert await f.flight.claim([job]) == []
+    assert f.events["stored"][-1].HasField("ready")
 
 
 async def test_a_job_without_a_waiter_is_forgotten() -> None:

@@ -22,14 +22,15 @@ from support.fakes.encoder_jobs import (
 from support.waiting import until
 from triptych.base.errors import InvalidRequest
 from triptych.ec_connector.base import OutputCache
-from triptych.encoder_worker.engine import BatchDone
 from triptych.encoder_worker.job_spec import ItemFormat
 from triptych.encoder_worker.jobs import loop as module
-from triptych.encoder_worker.jobs.job import Failed, JobEvent, Planned, Waiter, Waits
+from triptych.encoder_worker.jobs.job import Waiter
 from triptych.encoder_worker.jobs.loop import JobLoop
 from triptych.encoder_worker.jobs.single_flight import JobSaves, SingleFlight
 from triptych.encoder_worker.jobs.table import JobStreams
 from triptych.encoder_worker.media.budget import MediaBudget
+from triptych.protos.encoder_pb2 import EncodeEvent
+from triptych.protos.job_events import WAITS, planned
 
 
 class Worker:
@@ -39,7 +40,7 @@ class Worker:
         self.jobs = Jobs(**options)
         self.store, self.preparer, self.engine = FakeStore(), FakePreparer(), FakeEngine()
         self.outputs, self.budget = OutputCache(1 << 20), MediaBudget(1000)
-        self.events: dict[str, list[JobEvent]] = {}
+        self.events: dict[str, list[EncodeEvent]] = {}
         jobs, preparer, engine, keeper = self.jobs, *_any(self.preparer, self.engine, self.jobs.keeper)
         self.streams = JobStreams(jobs.table, jobs.scheduler, preparer, jobs.job_metrics, jobs.changed)
         self.saves = JobSaves(jobs.table, engine, jobs.job_metrics)
@@ -64,6 +65,15 @@ class Worker:
         room = await self.budget.acquire(4)
         await self.streams.media(waiter, [waiter.spec.mm_hash.encode()], room)
 
+    async def turned(self) -> None:
+        """The loop has looked at all that is there: it sees a bell after the changes before it."""
+        self.jobs.changed.set()
+        await until(lambda: not self.jobs.changed.is_set(), "a turn of the loop")
+
+    def waiting(self) -> list[str]:
+        """The items that no batch has taken into the tower."""
+        return [job.mm_hash for job in self.jobs.scheduler.waiting()]
+
     async def planned(self, key: str) -> Waiter:
         """A stream whose item is preprocessed."""
         waiter = self.join(key)
@@ -86,10 +96,10 @@ async def worker(request: pytest.FixtureRequest) -> AsyncIterator[Worker]:
 
 async def test_an_item_is_preprocessed_and_its_media_room_released(worker: Worker) -> None:
     waiter = await worker.planned("a")
-    assert worker.events["a"] == [Planned(plan("a"))]
+    assert worker.events["a"] == [planned(plan("a"))]
     assert worker.preparer.prepared == [b"a"]
     assert worker.budget.nbytes == 0
-    assert waiter.job.timings.preprocess >= 0
+    assert waiter.job.ready.preprocess_seconds >= 0
 
 
 async def test_a_kept_output_replaces_preprocessing_and_goes_to_the_engine(worker: Worker) -> None:
@@ -114,9 +124,9 @@ async def test_an_item_that_cannot_be_preprocessed_fails_its_job_alone(worker, e
     await worker.send(bad)
     worker.preparer.error = error
     await until(lambda: worker.events["bad"], "the failure")
-    [failed] = worker.events["bad"]
-    assert (failed.error.param, failed.retryable) == (param, retryable)
-    assert "a bug" not in failed.error.message
+    [event] = worker.events["bad"]
+    assert (event.failed.error.param, event.failed.retryable) == (param, retryable)
+    assert "a bug" not in event.failed.error.message
     assert worker.budget.nbytes == 0
     worker.preparer.error = None
     await worker.planned("good")
@@ -127,9 +137,9 @@ async def test_an_item_whose_metadata_no_stored_value_can_have_is_refused_before
     waiter = worker.join("a")
     await worker.send(waiter)
     await until(lambda: worker.events["a"], "the failure")
-    [failed] = worker.events["a"]
-    assert isinstance(failed, Failed) and not failed.retryable
-    assert failed.error.param == "image" and "too many runs" in failed.error.message
+    [event] = worker.events["a"]
+    assert event.HasField("failed") and not event.failed.retryable
+    assert event.failed.error.param == "image" and "too many runs" in event.failed.error.message
     assert worker.engine.batches == []
 
 
@@ -138,9 +148,9 @@ async def test_one_batch_is_in_the_tower_at_a_time(worker: Worker) -> None:
     worker.streams.permit(first)
     await until(lambda: worker.engine.batches, "the first batch")
     worker.streams.permit(second)
-    await asyncio.sleep(0.02)
-    assert [keys for keys, _ in worker.engine.batches] == [["a"]]
-    worker.engine.batches[0][1].set_result(BatchDone(1, 1, 0.1))
+    await worker.turned()
+    assert worker.waiting() == ["b"]
+    worker.engine.batches[0][1].set_result(None)
     await until(lambda: len(worker.engine.batches) == 2, "the second batch")
     assert worker.engine.batches[1][0] == ["b"]
 
@@ -152,9 +162,9 @@ async def test_streams_whose_items_wait_for_the_tower_get_a_keep_alive_after_a_b
     worker.streams.permit(first)
     worker.streams.permit(second)
     await until(lambda: worker.engine.batches, "the first batch")
-    worker.engine.batches[0][1].set_result(BatchDone(1, 1, 0.1))
-    await until(lambda: Waits() in worker.events["b"], "the keep-alive")
-    assert Waits() not in worker.events["a"]
+    worker.engine.batches[0][1].set_result(None)
+    await until(lambda: WAITS in worker.events["b"], "the keep-alive")
+    assert WAITS not in worker.events["a"]
 
 
 async def test_the_tower_pauses_while_too_many_bytes_are_being_saved(worker, monkeypatch):
@@ -162,8 +172,8 @@ async def test_the_tower_pauses_while_too_many_bytes_are_being_saved(worker, mon
     waiter = await worker.planned("a")
     worker.saves.nbytes = 11
     worker.streams.permit(waiter)
-    await asyncio.sleep(0.02)
-    assert worker.engine.batches == []
+    await worker.turned()
+    assert worker.waiting() == ["a"]
     worker.saves.nbytes = 10
     worker.jobs.changed.set()
     await until(lambda: worker.engine.batches, "the batch")
@@ -174,8 +184,7 @@ async def test_a_batch_that_cannot_begin_fails_its_items_and_frees_the_tower(wor
     first = await worker.planned("a")
     worker.streams.permit(first)
     await until(lambda: len(worker.events["a"]) == 2, "the failure")
-    failed = worker.events["a"][-1]
-    assert isinstance(failed, Failed) and failed.retryable
+    assert worker.events["a"][-1].failed.retryable
     worker.engine.error = None
     worker.streams.permit(await worker.planned("b"))
     await until(lambda: worker.engine.batches, "the next batch")

@@ -9,10 +9,12 @@ import pytest
 
 from support.fakes.encoder_jobs import FakePreparer, Jobs, plan, spec
 from triptych.base.errors import InvalidRequest
-from triptych.encoder_worker.jobs.job import Failed, JobEvent, MediaNeeded, Planned, Waiter
+from triptych.encoder_worker.jobs.job import Waiter
 from triptych.encoder_worker.jobs.table import JobStreams
 from triptych.encoder_worker.media.budget import MediaBudget
 from triptych.encoder_worker.scheduler import Stage
+from triptych.protos.encoder_pb2 import EncodeEvent
+from triptych.protos.job_events import NEED_MEDIA, planned
 
 
 class Streams:
@@ -22,7 +24,7 @@ class Streams:
         jobs = self.jobs
         self.streams = JobStreams(jobs.table, jobs.scheduler, preparer, jobs.job_metrics, jobs.changed)
 
-    def join(self, events: list[JobEvent] | None = None, key: str = "a") -> Waiter:
+    def join(self, events: list[EncodeEvent] | None = None, key: str = "a") -> Waiter:
         return self.streams.join(spec(key), (events if events is not None else []).append)
 
     async def send(self, waiter: Waiter) -> None:
@@ -42,9 +44,9 @@ async def s() -> Streams:
 
 async def test_a_stream_that_joins_a_planned_job_gets_the_plan_at_once(s: Streams) -> None:
     s.planned(s.join())
-    events: list[JobEvent] = []
+    events: list[EncodeEvent] = []
     s.join(events)
-    assert events == [Planned(plan("a"))]
+    assert events == [planned(plan("a"))]
     assert s.jobs.changed.is_set()
 
 
@@ -137,11 +139,11 @@ async def test_an_item_in_the_tower_keeps_its_job_without_streams(s: Streams) ->
 
 async def test_media_are_asked_for_again_from_a_stream_with_permission(s: Streams) -> None:
     s.join()
-    events: list[JobEvent] = []
+    events: list[EncodeEvent] = []
     permitted = s.join(events)
     s.streams.permit(permitted)
     s.streams.request_media(permitted.job)
-    assert events == [MediaNeeded()]
+    assert events == [NEED_MEDIA]
     assert permitted.job.media_sender is permitted
 
 
@@ -171,18 +173,18 @@ async def test_when_the_sender_of_media_leaves_another_stream_may_be_asked(s: St
 async def test_a_half_close_too_early_fails_the_stream(
     s: Streams, complete: bool, media_needed: bool, permitted: bool, param: str | None, retryable: bool
 ) -> None:
-    events: list[JobEvent] = []
+    events: list[EncodeEvent] = []
     waiter = s.join(events)
     waiter.permitted, waiter.media_needed = permitted, media_needed
     s.streams.close(waiter, complete=complete)
     [failed] = events
-    assert (failed.error.param, failed.retryable) == (param, retryable)
+    assert (failed.failed.error.param or None, failed.failed.retryable) == (param, retryable)
     assert len(s.jobs.table) == 0
-    assert s.jobs.failures(failed.error.code) == 1
+    assert s.jobs.failures(failed.failed.error.code) == 1
 
 
 async def test_a_half_close_with_media_and_permission_goes_on_waiting(s: Streams) -> None:
-    events: list[JobEvent] = []
+    events: list[EncodeEvent] = []
     waiter = s.join(events)
     s.streams.permit(waiter)
     s.streams.close(waiter, complete=True)
@@ -190,18 +192,18 @@ async def test_a_half_close_with_media_and_permission_goes_on_waiting(s: Streams
 
 
 async def test_media_that_a_half_closed_stream_would_have_to_send_again_fail_it(s: Streams) -> None:
-    events: list[JobEvent] = []
+    events: list[EncodeEvent] = []
     waiter = s.join(events)
     s.streams.permit(waiter)
     s.streams.close(waiter, complete=True)
     s.streams.request_media(waiter.job)
     wanted, failed = events
-    assert wanted == MediaNeeded()
-    assert isinstance(failed, Failed) and failed.retryable
+    assert wanted == NEED_MEDIA
+    assert failed.failed.retryable
 
 
 async def test_a_failed_stream_leaves_its_job_to_the_others(s: Streams) -> None:
-    events: list[JobEvent] = []
+    events: list[EncodeEvent] = []
     waiter, other = s.join(events), s.join()
     s.streams.fail(waiter, InvalidRequest("bad", param="media"), retryable=False)
     s.streams.fail(waiter, InvalidRequest("bad", param="media"), retryable=False)
@@ -211,10 +213,10 @@ async def test_a_failed_stream_leaves_its_job_to_the_others(s: Streams) -> None:
 
 @pytest.mark.parametrize(("save_error", "code"), [("", "deadline_exceeded"), ("full", "unavailable")])
 async def test_a_late_stream_gets_the_store_as_the_reason_if_saves_have_failed(s, save_error, code):
-    events: list[JobEvent] = []
+    events: list[EncodeEvent] = []
     waiter = s.join(events)
     waiter.job.save_error = save_error
     assert waiter.deadline > time.monotonic()
     s.streams.fail_late(waiter)
     [failed] = events
-    assert isinstance(failed, Failed) and failed.error.code == code
+    assert failed.failed.error.code == code

@@ -7,15 +7,19 @@ from typing import Any
 
 import pytest
 
-from support.fakes.encoder_jobs import FakeEngine, Jobs, output, plan, spec
-from triptych.base.errors import InternalError, InvalidRequest, Overloaded, RequestError, Unavailable
-from triptych.encoder_worker.engine import Encoded, Saved, Unsaved
+from support.fakes.encoder_jobs import FakeEngine, Jobs, output, plan, ready, spec
+from triptych.base.errors import InternalError, InvalidRequest, Overloaded, Unavailable
+from triptych.encoder_worker.engine import Encoded
 from triptych.encoder_worker.jobs import single_flight as module
-from triptych.encoder_worker.jobs.job import Failed, JobEvent, JobTimings, Planned, Ready
 from triptych.encoder_worker.jobs.single_flight import JobSaves
 from triptych.encoder_worker.jobs.table import JobBounds
 from triptych.encoder_worker.media.budget import MediaBudget
 from triptych.encoder_worker.scheduler import Stage
+from triptych.protos.encoder_pb2 import EncodeEvent, ItemReady
+from triptych.protos.job_events import failed, planned
+
+SAVED = EncodeEvent(ready=ItemReady())
+UNSAVED = failed(Unavailable("the store is full"), retryable=True)
 
 
 @pytest.fixture
@@ -60,7 +64,7 @@ async def test_a_worker_without_the_store_fails_what_it_has_as_retryable_and_tak
     jobs.waiter("a")
     jobs.table.reaches_store = lambda: False
     jobs.table.fail_all()
-    assert [event.retryable for event in jobs.events["a"] if isinstance(event, Failed)] == [True]
+    assert [event.failed.retryable for event in jobs.events["a"] if event.HasField("failed")] == [True]
     assert len(jobs.table) == 0
     for again in (False, True):
         with pytest.raises(Unavailable, match="embedding store"):
@@ -84,13 +88,13 @@ async def test_a_re_encode_is_accepted_above_all_limits() -> None:
 
 
 async def test_an_embedding_ends_every_stream_with_the_plan_before_it(jobs: Jobs) -> None:
-    late: list[JobEvent] = []
+    late: list[EncodeEvent] = []
     job = jobs.waiter("a").job
     job.set_plan(plan("a"))
     jobs.waiter("a", late)
-    ready = Ready(plan("a"), True, JobTimings())
-    jobs.table.end(job, ready)
-    assert jobs.events["a"] == late == [Planned(plan("a")), ready]
+    end = ready("a", already_stored=True)
+    jobs.table.end(job, end)
+    assert jobs.events["a"] == late == [planned(plan("a")), end]
     assert len(jobs.table) == len(jobs.scheduler) == 0
     found = jobs.metrics.registry.get_sample_value(
         "triptych_encoder_already_stored_total", {"model_name": "tiny"}
@@ -100,11 +104,11 @@ async def test_an_embedding_ends_every_stream_with_the_plan_before_it(jobs: Jobs
 
 async def test_a_job_ends_once(jobs: Jobs) -> None:
     job = jobs.waiter("a").job
-    failed = Failed(InternalError("first"), retryable=True)
-    jobs.table.end(job, failed)
-    jobs.table.end(job, Failed(InternalError("second"), retryable=True))
+    first = failed(InternalError("first"), retryable=True)
+    jobs.table.end(job, first)
+    jobs.table.end(job, failed(InternalError("second"), retryable=True))
     jobs.table.forget(job)
-    assert jobs.events["a"] == [failed]
+    assert jobs.events["a"] == [first]
     assert jobs.failures("internal_error") == 1
 
 
@@ -126,14 +130,14 @@ async def test_a_drain_fails_jobs_without_permission_at_once_and_waits_for_the_o
     permitted.permitted = True
     drain = asyncio.create_task(jobs.table.drain(30.0))
     await asyncio.sleep(0)
-    [failed] = jobs.events["a"]
-    assert isinstance(failed, Failed) and failed.retryable
+    [end] = jobs.events["a"]
+    assert end.failed.retryable
     assert not jobs.events["b"] and not drain.done()
     with pytest.raises(Unavailable):
         jobs.table.open(spec("c"))
-    jobs.table.end(permitted.job, Ready(plan("b"), False, JobTimings()))
+    jobs.table.end(permitted.job, ready("b"))
     await asyncio.wait_for(drain, 10)
-    assert isinstance(jobs.events["b"][-1], Ready)
+    assert jobs.events["b"][-1] == ready("b")
 
 
 async def test_a_drain_waits_for_the_item_in_the_tower(jobs: Jobs) -> None:
@@ -161,8 +165,8 @@ async def test_a_drain_has_all_of_its_grace(jobs: Jobs) -> None:
 async def test_after_the_grace_the_remaining_jobs_fail_as_retryable(jobs: Jobs) -> None:
     jobs.waiter("a").permitted = True
     await jobs.table.drain(0.01)
-    [failed] = jobs.events["a"]
-    assert isinstance(failed, Failed) and failed.retryable
+    [end] = jobs.events["a"]
+    assert end.failed.retryable
     assert len(jobs.table) == 0
 
 
@@ -181,7 +185,7 @@ class Saves:
 
     def encoded(self, **changes: Any) -> None:
         fields = {"output": output("a"), "saving": True, **changes}
-        self.saves.on_engine(Encoded("a", 0.5, **fields))
+        self.saves.on_engine("a", Encoded(0.5, **fields))
 
 
 async def test_a_saved_embedding_ends_the_job_with_the_times_of_its_phases() -> None:
@@ -189,10 +193,11 @@ async def test_a_saved_embedding_ends_the_job_with_the_times_of_its_phases() -> 
     s.encoded()
     assert s.saves.nbytes == plan("a").nbytes
     assert not s.events
-    s.saves.on_engine(Saved("a"))
-    [ready] = s.events
-    assert isinstance(ready, Ready) and not ready.already_stored
-    assert ready.timings.encode == 0.5 and ready.timings.save >= 0
+    s.saves.on_engine("a", SAVED)
+    [event] = s.events
+    assert event.HasField("ready") and not event.ready.already_stored
+    assert event.ready.plan == planned(plan("a")).planned
+    assert event.ready.encode_seconds == 0.5 and event.ready.save_seconds >= 0
     assert s.saves.nbytes == 0
     assert len(s.jobs.table) == 0
 
@@ -224,12 +229,12 @@ async def test_a_failed_save_is_repeated_until_it_succeeds(monkeypatch: pytest.M
     s = Saves()
     s.encoded()
     for times in (1, 2):
-        s.saves.on_engine(Unsaved("a", "the store is full"))
+        s.saves.on_engine("a", UNSAVED)
         await asyncio.sleep(0.01)
         assert len(s.engine.saves) == times
     assert s.job.save_error == "the store is full"
-    s.saves.on_engine(Saved("a"))
-    assert isinstance(s.events[-1], Ready)
+    s.saves.on_engine("a", SAVED)
+    assert s.events[-1].HasField("ready")
 
 
 async def test_a_failed_save_is_not_repeated_once_all_streams_have_left(monkeypatch):
@@ -237,7 +242,7 @@ async def test_a_failed_save_is_not_repeated_once_all_streams_have_left(monkeypa
     s = Saves()
     s.encoded()
     s.job.waiters.clear()
-    s.saves.on_engine(Unsaved("a", "the store is full"))
+    s.saves.on_engine("a", UNSAVED)
     await asyncio.sleep(0.01)
     assert s.engine.saves == []
     assert s.saves.nbytes == 0
@@ -255,15 +260,15 @@ async def test_a_failed_save_is_not_repeated_once_all_streams_have_left(monkeypa
 async def test_a_failure_of_the_tower_is_retryable_unless_the_item_is_at_fault(error, retryable, code):
     s = Saves()
     s.encoded(output=None, error=error)
-    [failed] = s.events
-    assert isinstance(failed, Failed) and failed.retryable is retryable
-    assert isinstance(failed.error, RequestError) and failed.error.code == code
+    [event] = s.events
+    assert event.HasField("failed") and event.failed.retryable is retryable
+    assert event.failed.error.code == code
     assert s.saves.nbytes == 0
 
 
 async def test_reports_for_items_without_a_job_are_ignored() -> None:
     s = Saves()
-    for event in (Encoded("b", 0.1, output=output("b"), saving=True), Saved("b"), Unsaved("b", "late")):
-        s.saves.on_engine(event)
+    for event in (Encoded(0.1, output=output("b"), saving=True), SAVED, UNSAVED):
+        s.saves.on_engine("b", event)
     assert s.saves.nbytes == 0
     assert not s.events

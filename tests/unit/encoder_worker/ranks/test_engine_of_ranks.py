@@ -15,7 +15,7 @@ from support.processes.cluster import wait_for
 from support.ranks.threads import RankThreads
 from triptych.base.types import ItemPlan, Options
 from triptych.ec_connector.base import OutputCache
-from triptych.encoder_worker.engine import Encoded, EncoderEngine, EngineEvent, TowerItem
+from triptych.encoder_worker.engine import Encoded, EncoderEngine, TowerItem
 from triptych.encoder_worker.ranks.program import handler
 from triptych.encoder_worker.ranks.tower import DataParallelTower, ShareEncoder
 from triptych.models.base import EncoderSide, Media, PreparedItem
@@ -58,18 +58,18 @@ class _Bench:
     def __init__(self) -> None:
         self.group = RankThreads(4, lambda rank: handler(ShareEncoder(_Doubling(0.02), 100), CPU))
         self.tower = DataParallelTower(_Doubling(), self.group, 100)
-        self.events: queue.Queue[EngineEvent] = queue.Queue()
+        self.events: queue.Queue[tuple[str, object]] = queue.Queue()
         self.engine = EncoderEngine(self.tower, fake_transfer("Recording"), OutputCache(1 << 20))
-        self.engine.start(self.events.put)
+        self.engine.start(lambda mm_hash, event: self.events.put((mm_hash, event)))
 
     def encoded(self, values: Sequence[float]) -> dict[str, Encoded]:
         """What becomes of one item for each value, by key."""
         found: dict[str, Encoded] = {}
         self.engine.encode([_item(str(n), value, COSTS[n]) for n, value in enumerate(values)])
         while len(found) < len(values):
-            event = self.events.get(timeout=30)
+            mm_hash, event = self.events.get(timeout=30)
             if isinstance(event, Encoded):
-                found[event.mm_hash] = event
+                found[mm_hash] = event
         return found
 
 
@@ -111,5 +111,5 @@ def _values(found: dict[str, Encoded]) -> dict[str, float]:
     return {key: output.data.unique().item() for key, output in outputs.items()}
 
 
-def _left(events: queue.Queue[EngineEvent]) -> list[EngineEvent]:
+def _left(events: queue.Queue[tuple[str, object]]) -> list[tuple[str, object]]:
     return [events.get_nowait() for _ in range(events.qsize())]

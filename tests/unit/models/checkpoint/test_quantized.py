@@ -110,10 +110,72 @@ def test_a_native_worker_refuses_it_with_a_remedy_that_is_true(folder: Path) -> 
         load_decoder(folder, device=torch.device("cpu"), dtype=torch.float32, attn_implementation="sdpa")
 
 
+#: As compressed-tensors has it.
+GROUPS = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}}
+
+
+def lists(**fields: object) -> dict[str, object]:
+    return {**FP8, "modules_to_not_convert": None, **fields}
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", GENERIC])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"modules_to_not_convert": ["lm_head"]},
+        {"ignore": ["lm_head", "re:.*(visual|vision_tower|projector).*"], "config_groups": GROUPS},
+        {"ignore": ["lm_head"], "config_groups": GROUPS},
+        {"config_groups": {"group_0": {"targets": [r"re:.*language_model.*(q|k|v)_proj$"]}}},
+        {
+            "ignore": ["re:.*(visual|vision_tower|projector).*"],
+            "config_groups": {"group_0": {"targets": [r"re:.*"]}},
+        },
+    ],
+)
+def test_a_tower_that_the_file_has_as_floats_is_one_unless_a_list_names_it(family, fields, tmp_path):
+    source = zoo_checkpoint(family) if family == GENERIC else build_checkpoint(family)
+    path = edit_config(quantized(source, tmp_path / "model"), quantization_config=lists(**fields))
+    assert load_tower(encoder_config(path))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"modules_to_not_convert": ["lm_head", "model.visual"]},
+        {"modules_to_not_convert": ["visual"]},
+        {"ignore": ["re:.*visual.*"]},
+        {"ignored_layers": ["model.visual.blocks.0.attn.qkv"]},
+    ],
+)
+def test_a_quantized_tensor_that_a_list_leaves_unconverted_is_named_with_its_entry(fields, tmp_path):
+    path = quantized(build_checkpoint("qwen3_vl"), tmp_path / "model", is_towers)
+    edit_config(path, quantization_config=lists(**fields))
+    words = (
+        r"visual\.blocks\.0\.attn\.\S+ is stored quantized \(F\S+\), and quantization_config\.\w+ has "
+        r"'\S*visual\S*', by which it is not: correct the list"
+    )
+    with pytest.raises(ConfigError, match=words):
+        load_tower(encoder_config(path))
+
+
+@pytest.mark.parametrize("target", [r"re:.*attn.qkv$", "model.visual.blocks.0.attn.qkv"])
+def test_a_tensor_that_a_list_names_as_quantized_and_the_file_has_as_floats_is_named(target, tmp_path):
+    path = quantized(build_checkpoint("qwen3_vl"), tmp_path / "model")
+    groups = {"group_0": {"targets": ["Linear", target]}}
+    edit_config(path, quantization_config=lists(config_groups=groups))
+    words = (
+        r"visual\.blocks\.0\.attn\.qkv\.weight is stored as F\d+, and .*targets has .* is quantized: correct"
+    )
+    with pytest.raises(ConfigError, match=words):
+        load_tower(encoder_config(path))
+
+
 @pytest.mark.parametrize("family", ["qwen3_vl", GENERIC])
 def test_an_encoder_names_a_tensor_of_its_tower_that_is_quantized(family: str, tmp_path: Path) -> None:
     source = zoo_checkpoint(family) if family == GENERIC else build_checkpoint(family)
     path = quantized(source, tmp_path / "model", is_towers)
+    edit_config(path, quantization_config=lists())
     with pytest.raises(
         ConfigError, match=r"(visual|vision).* tower or projector are quantized.*unquantized one"
     ):
@@ -152,23 +214,25 @@ PLAIN = {"model.visual.a.weight": "BF16", "model.ids": "I64", "model.mask": "BOO
 
 
 @pytest.mark.parametrize(
-    ("more", "named", "expected"),
+    ("more", "quantization", "expected"),
     [
-        ({}, False, []),
-        ({}, True, ["model.table"]),
-        ({"a.weight": "F8_E4M3", "a.weight_scale_inv": "F32"}, False, ["a.weight", "a.weight_scale_inv"]),
-        ({"a.qweight": "I32", "a.qzeros": "I32", "a.scales": "F16"}, False, ["a.qweight", "a.qzeros"]),
+        ({}, {}, []),
+        ({}, {"bits": 8}, ["model.table"]),
+        ({"a.weight": "F8_E4M3", "a.weight_scale_inv": "F32"}, {}, ["a.weight", "a.weight_scale_inv"]),
+        ({"a.qweight": "I32", "a.qzeros": "I32", "a.scales": "F16"}, {}, ["a.qweight", "a.qzeros"]),
         (
             {"a.weight_packed": "U8", "a.weight_scale": "F8_E4M3"},
-            False,
+            {},
             ["a.weight_packed", "a.weight_scale"],
         ),
-        ({"a.weight": "U8", "a.weight.absmax": "F32"}, False, ["a.weight.absmax"]),
-        ({"a.weight": "I8", "a.SCB": "F32"}, True, ["a.SCB", "a.weight", "model.table"]),
+        ({"a.weight": "U8", "a.weight.absmax": "F32"}, {}, ["a.weight.absmax"]),
+        ({"a.weight": "I8", "a.SCB": "F32"}, {"bits": 8}, ["a.SCB", "a.weight", "model.table"]),
+        ({}, {"ignore": ["model"]}, []),
+        ({"a.weight": "I8", "a.SCB": "F32"}, {"ignore": ["model", "a"]}, ["a.SCB", "a.weight"]),
     ],
 )
-def test_dtypes_and_names_tell_what_is_quantized(more, named, expected):
-    assert quantized_tensors({**PLAIN, **more}, named=named) == expected
+def test_dtypes_and_names_tell_what_is_quantized(more, quantization, expected):
+    assert quantized_tensors({**PLAIN, **more}, quantization) == expected
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from support.engine.engine_requests import STORE, Make, finished, make_feature, make_request, publish, shares
-from triptych.base.errors import ContextTooLong, InvalidRequest
+from triptych.base.errors import ConfigError, ContextTooLong, InvalidRequest
 from triptych.base.types import FinishReason
 from triptych.pd_worker.core.admission import (
     Admission,
@@ -274,3 +274,22 @@ def test_requests_that_are_paused_at_random_end_with_all_tokens_and_leave_nothin
     for name in names:
         positions = [event.position for event in engine.of(NewTokens) if event.request_id == name]
         assert positions == list(range(finished(engine)[name].usage.completion_tokens))
+
+
+@pytest.mark.parametrize("budget", [1, -5])
+def test_a_step_without_a_token_for_prompts_beside_text_is_refused(budget: int) -> None:
+    with pytest.raises(ConfigError, match=f"--max-num-batched-tokens {budget} .* give 2 or more, or 0"):
+        SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=budget, max_model_len=10)
+
+
+@pytest.mark.parametrize("budget", [2, 3, 16])
+def test_a_prompt_is_prefilled_beside_text_whatever_the_budget_of_a_step(make: Make, budget: int) -> None:
+    engine = make(budget=budget)
+    engine.add(make_request("text", 2, max_tokens=30))
+    while not engine.of(NewTokens):
+        engine.step()
+    engine.add(make_request("prompt", [9] * 4, max_tokens=1, arrival=1.0))
+    for _ in range(6):
+        assert shares(engine.step())[0][0] == "text"
+    assert "prompt" in finished(engine)
+    assert "text" not in finished(engine)

@@ -337,6 +337,20 @@ def test_an_item_that_another_request_made_resident_costs_no_load(make: Make) ->
     assert names(engine.of(ItemLoaded)) == ["a", "b"]
 
 
+def test_a_request_is_told_once_that_its_item_has_come(make: Make) -> None:
+    engine, image = make(overlap=False), make_feature("cat", 4, 12)
+    publish(STORE, image)
+    engine.add(make_request("a", 36, [image]))
+    engine.step()
+    output = engine.scheduler.schedule(engine.now)
+    result = engine.run(output)
+    result.ec_connector_output = ECConnectorOutput(fetched={image.mm_hash: 0.5}, loaded=[image.mm_hash])
+    engine.events += engine.scheduler.update(output, result, engine.now)
+    assert names(engine.of(ItemLoaded)) == ["a"]
+    engine.run_out()
+    assert names(engine.of(ItemLoaded)) == ["a"]
+
+
 def test_a_prefix_hit_over_a_whole_item_needs_no_embedding(make: Make) -> None:
     engine, image = make(capacity=16 * 6), make_feature("cat", 2, 6)
     publish(STORE, image)

@@ -5,13 +5,16 @@ import dataclasses
 import pytest
 
 from triptych.base.errors import InvalidRequest
+from triptych.base.types import GREEDY as OFF
 from triptych.base.types import SamplingParams
 from triptych.models.base import GenerationDefaults
 from triptych.pd_worker.core.sampling import bad_word_ids, banned_ids, resolve
 
 NAN, INF = float("nan"), float("inf")
 GREEDY = GenerationDefaults(eos_token_ids=(2,))
-SAMPLED = GenerationDefaults(eos_token_ids=(2, 3), temperature=0.7, top_p=0.8, top_k=20)
+SAMPLED = GenerationDefaults(
+    eos_token_ids=(2, 3), sampling=dataclasses.replace(OFF, temperature=0.7, top_p=0.8, top_k=20)
+)
 
 
 def test_a_silent_request_takes_the_checkpoints_defaults():

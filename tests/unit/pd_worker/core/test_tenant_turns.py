@@ -24,7 +24,7 @@ from support.matrix import matrix
 from triptych.ec_connector.connectors.memory import MemoryStore
 from triptych.pd_worker.core.outputs import SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
-from triptych.pd_worker.core.request_events import NewTokens, RequestAdmitted
+from triptych.pd_worker.core.request_events import ItemMissing, NewTokens, RequestAdmitted
 from triptych.pd_worker.core.tenant_turns import TenantTurns
 
 LONG = 3000
@@ -186,11 +186,118 @@ def test_room_for_items_goes_in_turns(make):
     engine.run_out()
 
 
+def full_of_pictures(make: Make, running: int, waiting: int, **more: int) -> tuple[ModellessEngine, list]:
+    """A's long answers in every slot, its next requests behind, whose pictures take all room, and B's one."""
+    image = [make_feature(str(index), 1, 4) for index in range(waiting + 2)]
+    options = {"capacity": waiting * image[0].plan.nbytes, "max_num_seqs": running, "max_model_len": 8192}
+    engine = make(**({"num_blocks": 4096, "budget": 64} | options | more))
+    flood(engine, running)
+    engine.step()
+    for index in range(waiting):
+        request = make_request(f"p{index}", 8, [image[index]], ready=[], arrival=1.0 + index)
+        request.tenant = "a"
+        engine.add(request)
+    engine.arrive(*image[:waiting])
+    for _ in range(3):
+        engine.step()
+    assert engine.admission.reserved == engine.admission.capacity
+    asked = make_request("b", 8, [image[waiting]], ready=[], arrival=50.0)
+    asked.tenant = "b"
+    engine.add(asked)
+    return engine, image
+
+
+def test_a_tenants_first_picture_gets_the_room_of_another_ones_that_only_wait(make):
+    engine, image = full_of_pictures(make, 4, 3)
+    engine.step()
+    assert names(engine.of(RequestAdmitted))[-1] == "b"
+    engine.arrive(image[3])
+    assert steps_to_first_token(engine, "b") <= 8
+    engine.scheduler.cancel([f"a{index}" for index in range(4)], "proxy")
+    engine.run_out()
+    assert {"p0", "p1", "p2"} <= set(finished(engine)), "who gave room up is served later"
+    assert names(engine.of(RequestAdmitted)).count("p2") == 1, "a client hears of one admission"
+    assert not engine.of(ItemMissing), "what is in the store is loaded again, not encoded again"
+
+
+def test_a_picture_that_is_still_being_encoded_when_its_request_gives_room_up_is_waited_for(make):
+    engine, image = full_of_pictures(make, 1, 2)
+    late = make_feature("late", 1, 4)
+    engine.scheduler.cancel(["p1"], "proxy")
+    request = make_request("q", 8, [late], ready=[], arrival=3.0)
+    request.tenant = "a"
+    engine.scheduler.cancel(["b"], "proxy")
+    engine.add(request)
+    engine.step()
+    asked = make_request("b2", 8, [image[3]], ready=[], arrival=51.0)
+    asked.tenant = "b"
+    engine.add(asked)
+    engine.step()
+    assert names(engine.of(RequestAdmitted))[-2:] == ["q", "b2"]
+    engine.scheduler.cancel(["b2", "a0"], "proxy")
+    for _ in range(6):
+        engine.step()
+    assert not engine.of(ItemMissing)
+    engine.arrive(late)
+    engine.run_out()
+    assert "q" in finished(engine)
+
+
+@pytest.mark.parametrize("waiting", [1, 2])
+def test_the_earliest_picture_of_a_tenant_without_any_other_request_keeps_its_room(make, waiting):
+    image = [make_feature(str(index), 1, 4) for index in range(4)]
+    engine = make(capacity=waiting * image[0].plan.nbytes)
+    for index in range(waiting):
+        request = make_request(f"p{index}", 8, [image[index]], ready=[], arrival=float(index))
+        request.tenant = "a"
+        engine.add(request)
+    engine.step()
+    asked = make_request("b", 8, [image[3]], ready=[], arrival=9.0)
+    asked.tenant = "b"
+    engine.add(asked)
+    for _ in range(3):
+        engine.step()
+    assert ("b" in names(engine.of(RequestAdmitted))) is (waiting > 1)
+    engine.arrive(*image)
+    engine.run_out()
+    assert len(finished(engine)) == waiting + 1
+
+
+def test_room_is_given_up_once_and_not_to_and_fro(make):
+    engine, image = full_of_pictures(make, 2, 4)
+    for index in range(3):
+        request = make_request(f"b{index}", 8, [make_feature(f"b{index}", 1, 4)], ready=[], arrival=60.0)
+        request.tenant = "b"
+        engine.add(request)
+    put_off: Counter[str] = Counter()
+    for _ in range(30):
+        before = {state.request.request_id for state in engine.scheduler._requests if state.admitted}
+        engine.step()
+        after = {state.request.request_id for state in engine.scheduler._requests if state.admitted}
+        put_off.update(before - after)
+    assert put_off == {"p3": 1}
+    engine.scheduler.cancel([f"a{index}" for index in range(2)], "proxy")
+    engine.arrive(image[4], *(make_feature(f"b{index}", 1, 4) for index in range(3)))
+    engine.run_out()
+
+
 def test_requests_without_a_tenant_are_one_tenant_in_order_of_arrival(make):
     engine = make(budget=16, max_num_seqs=1)
     for index in reversed(range(5)):
         engine.add(of("", str(index), 4, arrival=float(index)))
     assert [output.chunks[0].state.request.request_id for output in engine.run_out()] == list("01234")
+
+
+def test_what_a_tenant_had_before_wears_off_while_another_one_is_alone():
+    turns = TenantTurns()
+    turns.add("a")
+    turns.add("b")
+    turns.charge("b", 1000)
+    turns.remove("b")
+    turns.charge_only(5000)
+    turns.add("b")
+    turns.charge("a", 1)
+    assert turns.next(["a", "b"]) == "b"
 
 
 def test_turns_of_few_tenants_hold_nothing_of_those_that_have_gone():

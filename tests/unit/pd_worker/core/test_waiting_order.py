@@ -310,3 +310,14 @@ def test_a_request_more_that_runs_costs_a_step_as_much_as_the_one_before() -> No
 def test_the_core_loads_neither_torch_nor_grpc() -> None:
     code = "import sys, triptych.pd_worker.core.scheduler; sys.exit(len({'torch', 'grpc'} & {*sys.modules}))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_twice_the_prompt_costs_the_engines_thread_no_more_when_it_comes(make: Make) -> None:
+    engine = make(num_blocks=8000, max_model_len=100_000, budget=64)
+    counts = []
+    for size in (10_000, 10_000, 20_000):
+        request = make_request(f"r{len(counts)}", [5] * size)
+        engine.scheduler.check(request)
+        counts.append(operations(partial(engine.scheduler.add, request, 0.0)))
+        engine.scheduler.cancel([request.request_id], "proxy")
+    assert counts[2] == counts[1]

@@ -21,13 +21,8 @@ from triptych.pd_worker.frontend.grammar import GrammarCompiler
 from triptych.pd_worker.vllm.attempt import Diverged, Replay
 from triptych.pd_worker.vllm.calls import EngineFormats, check_sampling, engine_seed, replays, sampling_params
 from triptych.pd_worker.vllm.connection import EngineChoice, check_engine, choose_engine, read_key
-from triptych.pd_worker.vllm.run import (
-    MAX_FAILURES,
-    BatchPlaces,
-    EmbeddingMemory,
-    PrefillShares,
-    Retries,
-)
+from triptych.pd_worker.vllm.places import BatchPlaces, EmbeddingMemory
+from triptych.pd_worker.vllm.run import MAX_FAILURES, PrefillShares, Retries
 
 GOOD = PDConfig(engine="vllm", engine_url="http://10.0.0.7:8000", dtype="bfloat16")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -11,9 +12,11 @@ import pytest
 
 from triptych.base.errors import InternalError, InvalidRequest, Overloaded
 from triptych.base.types import FinishReason, Usage
+from triptych.proxy.call import pairs
 from triptych.proxy.call.chat import ChatCall, Done, Output, PoolingOptions, Timings
 from triptych.proxy.call.pairs import Pair, PairScoring, best_first
-from triptych.proxy.call.pooled import AT_ONCE, input_calls, pool_all, pooled_call, vector_of
+from triptych.proxy.call.pooled import AT_ONCE, MAX_INPUTS, input_calls, pool_all, pooled_call, vector_of
+from triptych.proxy.media.spool import MediaHold
 
 FIRST = pooled_call("r", "m", 60.0, PoolingOptions(), "", {})
 
@@ -135,3 +138,30 @@ def test_a_query_of_many_documents_is_embedded_once():
 def test_the_best_come_first_and_equal_ones_in_order():
     assert best_first([0.1, 0.9, 0.5, 0.9], 0) == [1, 3, 2, 0]
     assert best_first([0.1, 0.9, 0.5, 0.9], 2) == [1, 3]
+
+
+@pytest.mark.parametrize("by_pairs", [True, False])
+async def test_the_calls_of_a_request_with_many_documents_are_not_made_on_the_event_loop(
+    by_pairs, monkeypatch
+):
+    made: list[threading.Thread] = []
+
+    class Hold(MediaHold):
+        def __init__(self) -> None:
+            made.append(threading.current_thread())
+            super().__init__()
+
+    class Scores(Dispatch):
+        def scores_pairs(self, model: str) -> bool:
+            return by_pairs
+
+        async def chat(self, call: ChatCall) -> AsyncGenerator[list[Output], None]:
+            await asyncio.sleep(0)
+            yield [done()]
+
+    monkeypatch.setattr(pairs, "MediaHold", Hold)
+    documents = tuple(Pair("q", "query", f"d{at}", f"documents[{at}]") for at in range(MAX_INPUTS))
+    scores = await PairScoring(FIRST, documents).scores(Scores(), lambda done: None)
+    assert scores == [1.0] * MAX_INPUTS
+    assert len(made) >= MAX_INPUTS
+    assert threading.current_thread() not in made

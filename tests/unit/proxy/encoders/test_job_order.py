@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.base.types import ItemPlan
-from triptych.proxy.encoders.job import AT_WORK, EncoderJob, EncoderSlot, JobState, StartPlan, StartRun
+from triptych.proxy.encoders.job import AT_WORK, EncoderJob, EncoderSlot, JobState
 from triptych.proxy.encoders.job_table import EncoderJobTable
 from triptych.proxy.encoders.loads import WorkModel
 from triptych.proxy.routing import EncoderLoad, PDLoad, Suspects, choose_encoder
@@ -25,7 +25,7 @@ class PlainTable(EncoderJobTable):
 
     model: WorkModel
 
-    def pump(self, now: float) -> list[StartPlan | StartRun]:
+    def pump(self, now: float) -> list[EncoderJob]:
         self.kept: Suspects[EncoderJob] = Suspects()
         self.kept._losses = self.suspects._losses
         for job in self._jobs:
@@ -36,8 +36,8 @@ class PlainTable(EncoderJobTable):
         queued = [job for job in ranked if job.state is JobState.QUEUED]
         return [*runs, *self._all_starts(queued, now)]
 
-    def _all_runs(self, jobs: list[EncoderJob]) -> list[StartPlan | StartRun]:
-        runs: list[StartPlan | StartRun] = []
+    def _all_runs(self, jobs: list[EncoderJob]) -> list[EncoderJob]:
+        runs: list[EncoderJob] = []
         for job in jobs:
             slot = self._encoders.get(job.address)
             if (
@@ -55,11 +55,11 @@ class PlainTable(EncoderJobTable):
             self._run_turns.begin(job.rank[2], *(self._requesters[each].admission for each in job.admitted))
             self._begun(job)
             self._publish(job)
-            runs.append(StartRun(job))
+            runs.append(job)
         return runs
 
-    def _all_starts(self, jobs: list[EncoderJob], now: float) -> list[StartPlan | StartRun]:
-        started: list[StartPlan | StartRun] = []
+    def _all_starts(self, jobs: list[EncoderJob], now: float) -> list[EncoderJob]:
+        started: list[EncoderJob] = []
         for job in jobs:
             if job.not_before > now:
                 continue
@@ -73,7 +73,7 @@ class PlainTable(EncoderJobTable):
                 job.address, job.state, job.kind = address, JobState.PLANNING, self._encoders[address].kind
                 self._plan_turns.begin(job.turn.number, job.turn)
                 self._begun(job)
-                started.append(StartPlan(job))
+                started.append(job)
         return started
 
     def _busy(self, address: str) -> int:
@@ -133,7 +133,7 @@ class Course:
         self.plain.model = self.model
         self.tables = (EncoderJobTable(share, model=self.model), self.plain)
         self.now = 1.0
-        self.kinds: Counter[str] = Counter()
+        self.kinds: Counter[JobState] = Counter()
         self.set_encoders()
 
     def run(self, steps: int) -> None:
@@ -141,10 +141,7 @@ class Course:
             self.now += self.rng.choice((0.0, 0.05, 0.7))
             self.event()
             told = [
-                [
-                    (type(action).__name__, action.job.try_id, action.job.address)
-                    for action in table.pump(self.now)
-                ]
+                [(job.state, job.try_id, job.address) for job in table.pump(self.now)]
                 for table in self.tables
             ]
             assert told[0] == told[1]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from support.data.items import bare_plan
 from support.hostile.operations import operations
-from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobQueue, JobState, StartPlan, StartRun
+from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobQueue, JobState
 from triptych.proxy.encoders.job_table import EncoderJobTable
 from triptych.proxy.encoders.loads import WorkModel
 
@@ -63,11 +63,8 @@ class FullTable:
         self._made += 1
 
     def _pump(self) -> None:
-        for action in self.jobs.pump(1.0):
-            if isinstance(action, StartPlan):
-                self._planning.append(action.job)
-            elif isinstance(action, StartRun):
-                self._running.append(action.job)
+        for job in self.jobs.pump(1.0):
+            (self._planning if job.state is JobState.PLANNING else self._running).append(job)
 
 
 class PlannedTable:
@@ -79,8 +76,8 @@ class PlannedTable:
         self._left = items // ITEMS_OF_A_REQUEST
         for index in range(items):
             self.jobs.want(f"k{index}", f"r{index // ITEMS_OF_A_REQUEST}", SPACE)
-        for action in self.jobs.pump(1.0):
-            self.jobs.planned(action.job.try_id, bare_plan(action.job.mm_hash))
+        for job in self.jobs.pump(1.0):
+            self.jobs.planned(job.try_id, bare_plan(job.mm_hash))
 
     def step(self) -> None:
         """A request is admitted, what may run runs, and the request ends."""
@@ -99,7 +96,7 @@ def slots(count: int, credit: int = 99, tower: int = 1) -> list[EncoderSlot]:
 
 def plan_all(jobs: EncoderJobTable, rows: int = 1) -> list[EncoderJob]:
     """Starts what may start, and answers with a plan."""
-    made = [action.job for action in jobs.pump(0.0) if isinstance(action, StartPlan)]
+    made = [job for job in jobs.pump(0.0) if job.state is JobState.PLANNING]
     for job in made:
         jobs.planned(job.try_id, bare_plan(job.mm_hash, rows))
     return made
@@ -234,7 +231,7 @@ def flooded(credit: int, *, shared: bool = True) -> EncoderJobTable:
 
 
 def begun(jobs: EncoderJobTable) -> list[str]:
-    return [action.job.mm_hash for action in jobs.pump(0.0) if isinstance(action, StartPlan)]
+    return [job.mm_hash for job in jobs.pump(0.0) if job.state is JobState.PLANNING]
 
 
 @pytest.mark.parametrize(("credit", "share"), [(16, 12), (4, 3), (2, 1)])

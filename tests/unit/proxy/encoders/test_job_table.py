@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.data.items import bare_plan
-from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobState, StartPlan, StartRun
+from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobState
 from triptych.proxy.encoders.job_table import EncoderJobTable
 from triptych.proxy.encoders.loads import WorkModel
 
@@ -22,11 +22,11 @@ def table(share: int = 1 << 20, *slots: EncoderSlot) -> EncoderJobTable:
 
 
 def started(jobs: EncoderJobTable, now: float = 0.0) -> list[EncoderJob]:
-    return [action.job for action in jobs.pump(now) if isinstance(action, StartPlan)]
+    return [job for job in jobs.pump(now) if job.state is JobState.PLANNING]
 
 
 def running(jobs: EncoderJobTable, now: float = 0.0) -> list[EncoderJob]:
-    return [action.job for action in jobs.pump(now) if isinstance(action, StartRun)]
+    return [job for job in jobs.pump(now) if job.state is JobState.RUNNING]
 
 
 def planned(jobs: EncoderJobTable, key: str, request: str, rows: int = 1) -> EncoderJob:
@@ -293,9 +293,8 @@ class Simulation:
             self.plans[name].add(key)
 
     def pump(self) -> None:
-        for action in self.jobs.pump(self.now):
-            stage = "plan" if isinstance(action, StartPlan) else "run"
-            self.open[action.job.try_id] = (action.job, stage)
+        for job in self.jobs.pump(self.now):
+            self.open[job.try_id] = (job, "plan" if job.state is JobState.PLANNING else "run")
 
     def report(self, try_id: str) -> None:
         job, stage = self.open.pop(try_id)
@@ -413,4 +412,4 @@ def test_an_idle_slow_encoder_gets_nothing_that_a_fast_one_does_sooner() -> None
     jobs.set_encoders([EncoderSlot("f", (SPACE,), 9, 1, "fast"), EncoderSlot("s", (SPACE,), 9, 1, "slow")])
     for index in range(5):
         jobs.want(f"{index:064x}", "r", SPACE)
-    assert {action.job.address for action in jobs.pump(0.0)} == {"f"}
+    assert {job.address for job in jobs.pump(0.0)} == {"f"}

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from support.data.items import bare_plan
-from triptych.protos import encoder_pb2
+from support.data.job_events import job_ready
+from triptych.protos import encoder_pb2, job_events
 from triptych.proxy.encoders.encoder_client import EncodeStream
 from triptych.proxy.encoders.job import EncoderJob
 from triptych.proxy.encoders.known_items import KnownItems
-from triptych.proxy.events import JobReady
+from triptych.proxy.events import JobEvent
 
 
-def end(key: str) -> JobReady:
-    return JobReady(bare_plan(key), already_stored=False, encode_seconds=0.1, save_seconds=0.1)
+def end(key: str) -> JobEvent:
+    return job_ready(key, bare_plan(key), encode=0.1, save=0.1)
+
+
+def store(items: KnownItems, key: str, now: float) -> None:
+    items.store(bare_plan(key), end(key), now)
 
 
 def known(items: KnownItems, keys: str = "abcd") -> list[str]:
@@ -24,7 +30,7 @@ def known(items: KnownItems, keys: str = "abcd") -> list[str]:
 
 def test_an_item_that_landed_during_a_look_up_is_found_and_an_older_one_is_not() -> None:
     items = KnownItems()
-    items.store(end("a"), 10.0)
+    store(items, "a", 10.0)
     assert items.stored_since("a", 10.0) == end("a")
     assert items.stored_since("a", 10.1) is None
     assert items.stored_since("b", 0.0) is None
@@ -32,8 +38,8 @@ def test_an_item_that_landed_during_a_look_up_is_found_and_an_older_one_is_not()
 
 def test_an_item_that_lands_again_landed_when_it_did_last() -> None:
     items = KnownItems()
-    items.store(end("a"), 0.0)
-    items.store(end("a"), 60.0)
+    store(items, "a", 0.0)
+    store(items, "a", 60.0)
     items.learn(bare_plan("a"))  # seen by a look-up
     assert items.stored_since("a", 60.0) is not None
 
@@ -41,7 +47,7 @@ def test_an_item_that_lands_again_landed_when_it_did_last() -> None:
 def test_the_plans_used_least_recently_are_forgotten_with_all_else() -> None:
     items = KnownItems(capacity=3)
     for key in "abcad":
-        items.store(end(key), 0.0)
+        store(items, key, 0.0)
     assert known(items) == ["a", "c", "d"]
     assert items.stored_since("b", 0.0) is None
     assert len(items) == 3
@@ -82,23 +88,39 @@ def test_bytes_count_until_the_last_request_that_has_still_to_load_them_has_ende
     assert (len(items), items.published_bytes) == (0, 0)
 
 
-class Channel:
-    """Calls that nobody answers."""
+class Answers:
+    """A channel whose one call answers with these events, and notes the moment that ends it before each."""
 
-    def stream_stream(self, *_: Any, **__: Any) -> None:
-        return None
+    def __init__(self, *events: encoder_pb2.EncodeEvent) -> None:
+        self.events, self.until = events, list[float | None]()
+        self.stream: EncodeStream
+
+    def stream_stream(self, *_: Any, **__: Any) -> Any:
+        return self._answer
 
     stream_unary = stream_stream
 
+    async def _answer(self, *_: Any, **__: Any) -> AsyncIterator[encoder_pb2.EncodeEvent]:
+        for event in self.events:
+            assert self.stream._deadline is not None
+            self.until.append(self.stream._deadline.when())
+            yield event
+
 
 async def test_a_word_that_the_tower_gets_on_gives_the_job_its_whole_time_again() -> None:
-    channel: Any = Channel()
-    media: Any = None
-    owner: Any = None
-    job = EncodeStream(channel, encoder_pb2.EncodeJob(), media, owner, phase_timeout=60.0)
-    async with asyncio.timeout(30.0) as deadline:
-        job._deadline = deadline
-        before = deadline.when()
-        assert job._handle(encoder_pb2.EncodeEvent(waits=encoder_pb2.JobWaits())) is None
-        after = deadline.when()
-    assert after > before
+    plan = job_events.planned(bare_plan("a"))
+    end = encoder_pb2.EncodeEvent(ready=encoder_pb2.ItemReady(plan=plan.planned))
+    channel, told = Answers(plan, job_events.WAITS, end), list[tuple[str, object]]()
+    media: Any = SimpleNamespace(retain=lambda: None, release=lambda: None)
+    job = encoder_pb2.EncodeJob(job_id="a-1.0")
+    channel.stream = EncodeStream(
+        channel,  # type: ignore[arg-type]
+        job,
+        media,
+        lambda *event: told.append(event),
+        phase_timeout=60.0,
+    )
+    assert await channel.stream.result() == end
+    assert told == [("a-1.0", plan)]
+    first, until_run, after_waits = channel.until
+    assert first is not None and until_run is None and after_waits is not None and after_waits > first

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from support.data.items import bare_plan
-from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobState, StartPlan, StartRun
+from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobState
 from triptych.proxy.encoders.job_table import EncoderJobTable
 from triptych.proxy.routing import MAX_LOSSES
 
@@ -18,11 +18,11 @@ def table(*addresses: str, credit: int = 4) -> EncoderJobTable:
 
 
 def started(jobs: EncoderJobTable, now: float = LATER) -> list[str]:
-    return sorted(action.job.mm_hash for action in jobs.pump(now) if isinstance(action, StartPlan))
+    return sorted(job.mm_hash for job in jobs.pump(now) if job.state is JobState.PLANNING)
 
 
 def running(jobs: EncoderJobTable, now: float = LATER) -> list[str]:
-    return sorted(action.job.mm_hash for action in jobs.pump(now) if isinstance(action, StartRun))
+    return sorted(job.mm_hash for job in jobs.pump(now) if job.state is JobState.RUNNING)
 
 
 def want(jobs: EncoderJobTable, *keys: str) -> list[EncoderJob]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from support.data.items import bare_plan
 from triptych.proxy.encoders import job
-from triptych.proxy.encoders.job import MAX_OVERTAKEN, EncoderSlot, FairTurns, StartPlan, StartRun, Turn
+from triptych.proxy.encoders.job import MAX_OVERTAKEN, EncoderSlot, FairTurns, JobState, Turn
 from triptych.proxy.encoders.job_table import EncoderJobTable
 
 
@@ -124,9 +124,9 @@ def test_an_urgent_picture_is_preprocessed_before_patient_ones() -> None:
     table.want("urgent", "r", "n", deadline=10.0)
     planned = []
     while len(planned) < 4:
-        for action in table.pump(0.0):
-            planned.append(action.job.mm_hash)
-            table.planned(action.job.try_id, bare_plan(action.job.mm_hash))
+        for each in table.pump(0.0):
+            planned.append(each.mm_hash)
+            table.planned(each.try_id, bare_plan(each.mm_hash))
     assert planned == ["urgent", "k0", "k1", "k2"]
 
 
@@ -135,17 +135,17 @@ def test_an_urgent_request_that_joins_a_picture_brings_it_forward() -> None:
     for name in ("k0", "k1", "k2"):
         table.want(name, f"r{name}", "n", deadline=300.0)
     table.want("k2", "urgent", "n", deadline=10.0)
-    assert [action.job.mm_hash for action in table.pump(0.0)] == ["k2"]
+    assert [job.mm_hash for job in table.pump(0.0)] == ["k2"]
 
 
 def encoded(table: EncoderJobTable) -> list[str]:
     """Runs all admitted jobs, one after another."""
     done: list[str] = []
-    while actions := table.pump(0.0):
-        for action in actions:
-            assert not isinstance(action, StartPlan)
-            done.append(action.job.mm_hash)
-            table.ready(action.job.try_id, bare_plan(action.job.mm_hash))
+    while runs := table.pump(0.0):
+        for each in runs:
+            assert each.state is JobState.RUNNING
+            done.append(each.mm_hash)
+            table.ready(each.try_id, bare_plan(each.mm_hash))
     return done
 
 
@@ -154,8 +154,8 @@ def admitted(*requests: tuple[str, str, float]) -> EncoderJobTable:
     table = table_of(credit=1000)
     for name, tenant, deadline in requests:
         table.want(name, f"r{name}", "n", tenant=tenant, deadline=deadline)
-    for action in table.pump(0.0):
-        table.planned(action.job.try_id, bare_plan(action.job.mm_hash))
+    for each in table.pump(0.0):
+        table.planned(each.try_id, bare_plan(each.mm_hash))
     for name, _, _ in requests:
         table.admit(f"r{name}")
     return table
@@ -202,15 +202,14 @@ def test_one_tenants_picture_is_planned_and_encoded_while_another_has_queued_hun
     for step in range(40):
         if step == 10:
             table.want("b", "rb", "n", tenant="b")
-        for action in table.pump(0.0):
-            job = action.job
-            if isinstance(action, StartPlan):
-                planned.append(job.mm_hash)
-                table.planned(job.try_id, bare_plan(job.mm_hash))
-                table.admit(next(iter(job.waiters)))
-            elif isinstance(action, StartRun):
-                encoded.append(job.mm_hash)
-                table.ready(job.try_id, bare_plan(job.mm_hash))
+        for each in table.pump(0.0):
+            if each.state is JobState.PLANNING:
+                planned.append(each.mm_hash)
+                table.planned(each.try_id, bare_plan(each.mm_hash))
+                table.admit(next(iter(each.waiters)))
+            else:
+                encoded.append(each.mm_hash)
+                table.ready(each.try_id, bare_plan(each.mm_hash))
     assert planned.index("b") <= 12
     assert encoded.index("b") <= 13
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from support.data.items import make_plan
+from support.data.job_events import job_planned, job_ready, job_waits
 from support.fakes.live_view import call_record
 from triptych.base.types import PDTimings, Usage
 from triptych.proxy.call.chat import Started
@@ -17,10 +18,7 @@ from triptych.proxy.events import (
     Fetched,
     Finished,
     FirstToken,
-    ItemPlanned,
-    ItemReady,
-    JobReady,
-    JobsStarted,
+    JobEvent,
     LoadReported,
     LookedUp,
     MissReported,
@@ -88,10 +86,8 @@ def fetched(*items: str, seconds: float) -> Fetched:
     return Fetched(dict.fromkeys(items, ""), seconds)
 
 
-def ready(item: str, preprocess: float, encode: float, save: float, address: str = ENCODER) -> ItemReady:
-    return ItemReady(
-        item, JobReady(PLAN, False, encode, save, preprocess_seconds=preprocess, address=address)
-    )
+def ready(item: str, preprocess: float, encode: float, save: float, address: str = ENCODER) -> JobEvent:
+    return job_ready(item, PLAN, preprocess=preprocess, encode=encode, save=save, address=address)
 
 
 def finished(attempt: int, prefill: float, decode: float) -> Finished:
@@ -101,7 +97,7 @@ def finished(attempt: int, prefill: float, decode: float) -> Finished:
 def planned(script: Script, *items: str) -> None:
     """Fetched by 1 s, looked up by 2 s; then each item is wanted."""
     script.at(1.0, fetched(*items, seconds=0.5))
-    script.at(2.0, LookedUp({}), JobsStarted(dict.fromkeys(items, "encoded")))
+    script.at(2.0, LookedUp({}), *map(job_waits, items))
 
 
 def answered(script: Script, attempt: int = 1, pd: str = PD, since: float = 0.0) -> None:
@@ -114,7 +110,7 @@ def answered(script: Script, attempt: int = 1, pd: str = PD, since: float = 0.0)
 def test_every_stage_of_a_request_with_an_item_has_its_span() -> None:
     script = Script()
     planned(script, "a")
-    script.at(4.0, ItemPlanned("a", PLAN))
+    script.at(4.0, job_planned("a", PLAN))
     answered(script)
     script.at(10.0, ready("a", 1.5, 2.0, 0.5))
     script.at(11.0, LoadReported(1, "a", 0.75))
@@ -219,7 +215,7 @@ def test_items_beyond_the_first_are_one_span() -> None:
 def test_a_wait_for_items_says_what_the_last_of_them_waits_for() -> None:
     script = Script()
     planned(script, "a", "b")
-    script.at(4.0, ItemPlanned("a", PLAN), ItemPlanned("b", PLAN))
+    script.at(4.0, job_planned("a", PLAN), job_planned("b", PLAN))
     answered(script)
     script.at(7.0, ready("a", 1.0, 0.5, 0.5))
     script.at(8.0, LoadReported(1, "a", 0.1))
@@ -241,7 +237,7 @@ def test_a_segment_of_a_video_has_its_title() -> None:
     script = Script()
     titles = ("", "video 1, segment 2 (15–30 s)")
     script.at(1.0, Fetched({"a": "", "b": ""}, 0.5, titles))
-    script.at(2.0, LookedUp({}), JobsStarted({"a": "encoded", "b": "encoded"}))
+    script.at(2.0, LookedUp({}), job_waits("a"), job_waits("b"))
     answered(script)
     script.at(7.0, ready("a", 1.0, 0.5, 0.5), LoadReported(1, "a", 0.1))
     script.at(10.0, ready("b", 1.5, 2.0, 0.5))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import AsyncIterator
 
 import pytest
 
+from triptych.proxy.media.source import ImagePart
 from triptych.proxy.parsing.parse import Parse
 from triptych.proxy.parsing.parsers import INLINE_BYTES, THREAD_BYTES, Parsers
 from triptych.proxy.quotas.quota import Quota, QuotaSpec
@@ -47,3 +49,15 @@ async def test_a_body_is_parsed_by_its_size(
     parse = Parse(where) if size <= THREAD_BYTES else Parse(os.fspath)
     assert await parsers.run("", bytes(size), parse, where, few=few) == (size, thread)
     assert len(parsers.pool._idle) == processes
+
+
+async def test_a_large_bodys_file_is_not_decoded_with_it(parsers: Parsers) -> None:
+    url = "data:image/png;base64," + "A" * THREAD_BYTES
+    raw = json.dumps({"url": url}).encode()
+
+    def work(given: bytes) -> tuple[int, ImagePart]:
+        return len(given), ImagePart.of_url(json.loads(given)["url"], "url")
+
+    size, part = await parsers.run("", raw, Parse(os.fspath), work, few=False)
+    assert size < 200
+    assert part.source == b"A" * THREAD_BYTES

@@ -5,8 +5,10 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from support.data.items import bare_plan
+from support.data.job_events import job_failed, job_planned, job_ready, job_waits
 from triptych.base.errors import InvalidRequest, RequestError
 from triptych.base.types import FinishReason, ItemPlan, Usage
+from triptych.protos.common_pb2 import EmbeddingSource
 from triptych.proxy import events
 from triptych.proxy.call.chat import Delta, Done, Started
 from triptych.proxy.requests import instructions as do
@@ -31,12 +33,22 @@ def plans(keys: Iterable[str]) -> dict[str, ItemPlan]:
     return {key: bare_plan(key) for key in keys}
 
 
-def planned(key: str) -> events.ItemPlanned:
-    return events.ItemPlanned(key, bare_plan(key))
+def planned(key: str) -> events.JobEvent:
+    return job_planned(key, bare_plan(key))
 
 
-def ready(key: str) -> events.ItemReady:
-    return events.ItemReady(key, events.JobReady(bare_plan(key), False, 0.0, 0.0))
+def ready(key: str) -> events.JobEvent:
+    return job_ready(key, bare_plan(key))
+
+
+def loaded(attempt: int, key: str, *, held: bool = False) -> do.TellJobs:
+    """What the jobs are told of an item that the PD worker has."""
+    return do.TellJobs(events.LoadReported(attempt, key), held)
+
+
+def missed(attempt: int, key: str, digest: str = "") -> do.TellJobs:
+    """What the jobs are told of an item that the PD worker has not found."""
+    return do.TellJobs(events.MissReported(attempt, key, digest))
 
 
 def at_worker(*keys: str) -> Lifecycle:
@@ -90,17 +102,18 @@ def test_an_item_found_stored_by_its_job_counts_as_planned() -> None:
 
 def test_admission_allows_the_jobs_to_run_and_shows_the_prompt() -> None:
     machine = begun()
-    assert machine.deliver(events.Admitted(1, STARTED, [])) == [do.AdmitJobs(), do.Emit(Started((7, 8)))]
+    admitted = events.Admitted(1, STARTED, [])
+    assert machine.deliver(admitted) == [do.TellJobs(admitted), do.Emit(Started((7, 8)))]
 
 
 def test_a_loaded_item_returns_its_share() -> None:
-    assert at_worker("a").deliver(events.LoadReported(1, "a")) == [do.ReturnShare("a")]
+    assert at_worker("a").deliver(events.LoadReported(1, "a")) == [loaded(1, "a")]
 
 
 def test_a_missing_item_is_encoded_again_at_once_then_ever_later_and_its_last_loss_ends_the_request() -> None:
     machine = at_worker("a")
     for pause in (0, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0):
-        again = [do.ReturnShare("a"), do.StartJobs(("a",), True, "d", pause=pause)]
+        again = [missed(1, "a", "d"), do.StartJobs(("a",), True, "d", pause=pause)]
         assert machine.deliver(events.MissReported(1, "a", "d")) == again
         machine.deliver(ready("a"))
     assert failure(machine.deliver(events.MissReported(1, "a", "d"))).status == 503
@@ -109,7 +122,7 @@ def test_a_missing_item_is_encoded_again_at_once_then_ever_later_and_its_last_lo
 def test_a_loss_that_is_reported_again_before_the_item_is_back_is_one_loss() -> None:
     machine = at_worker("a")
     assert machine.deliver(events.MissReported(1, "a", "")) == [
-        do.ReturnShare("a"),
+        missed(1, "a"),
         do.StartJobs(("a",), True),
     ]
     for _ in range(5):
@@ -130,8 +143,8 @@ def test_an_item_that_others_had_and_lost_is_no_loss_of_a_request_that_still_wai
 def test_tokens_come_once_and_frames_of_other_attempts_are_dropped() -> None:
     machine = at_worker()
     assert machine.tokens(1, 0, [5, 6], "ab") == Delta("ab", [5, 6])
-    assert machine.tokens(1, 0, [5, 6], "ab") == ()
-    assert machine.tokens(2, 2, [7], "c") == ()
+    assert machine.tokens(1, 0, [5, 6], "ab") is None
+    assert machine.tokens(2, 2, [7], "c") is None
     assert machine.tokens(1, 2, [7], "c") == Delta("c", [7])
 
 
@@ -148,15 +161,16 @@ def test_a_lost_worker_makes_the_next_attempt_go_on_from_what_was_received() -> 
 def test_a_gap_in_the_stream_ends_the_attempt() -> None:
     machine = at_worker()
     machine.tokens(1, 0, [5], "a")
-    instructions = machine.tokens(1, 3, [9], "x")
-    assert not isinstance(instructions, Delta)
-    assert kinds(instructions) == [do.EndAttempt, do.Submit]
+    gap = machine.tokens(1, 3, [9], "x")
+    assert gap == events.Lost(1)
+    assert kinds(machine.deliver(gap)) == [do.EndAttempt, do.Submit]
 
 
 def test_the_prompt_is_shown_once_over_all_attempts() -> None:
     machine = at_worker()
     machine.deliver(events.Lost(1))
-    assert machine.deliver(events.Admitted(2, STARTED, [])) == [do.AdmitJobs()]
+    admitted = events.Admitted(2, STARTED, [])
+    assert machine.deliver(admitted) == [do.TellJobs(admitted)]
 
 
 def test_the_end_releases_everything_before_it_is_shown() -> None:
@@ -197,7 +211,7 @@ URL = "messages[0].content[1].image_url.url"
 def test_an_items_error_names_its_field(field, error, message, param) -> None:
     machine = begun(a=field)
     looked_up(machine)
-    failed = failure(machine.deliver(events.JobFailed("a", error)))
+    failed = failure(machine.deliver(job_failed("a", error)))
     assert (failed.param, failed.status) == (param, 400)
     assert message is None or failed.message == message
 
@@ -213,7 +227,7 @@ def test_the_deadline_is_504_and_503_when_something_was_not_there() -> None:
 def test_nothing_happens_after_the_end() -> None:
     machine = at_worker("a")
     machine.deliver(events.ClientLeft())
-    assert machine.tokens(1, 0, [1], "a") == ()
+    assert machine.tokens(1, 0, [1], "a") is None
     assert not machine.deliver(events.MissReported(1, "a", ""))
     assert not machine.deliver(ready("a"))
     assert not machine.deliver(events.DeadlinePassed())
@@ -253,7 +267,7 @@ def test_what_the_given_up_attempt_still_says_counts_no_more() -> None:
     machine = waiting_for_encoders("a")
     for attempt in (1, 2):
         assert not machine.deliver(events.Lost(attempt))
-    assert machine.tokens(1, 0, [5], "x") == ()
+    assert machine.tokens(1, 0, [5], "x") is None
     assert not machine.deliver(events.Admitted(1, STARTED, PLACES))
     assert not machine.deliver(events.MissReported(1, "a", ""))
     assert machine.phase is Phase.WAIT
@@ -268,7 +282,7 @@ def test_a_request_with_all_its_items_stays_where_it_is_without_encoders() -> No
 def test_a_request_that_waits_for_encoders_ends_like_any_other() -> None:
     assert waiting_for_encoders("a").deliver(events.ClientLeft()) == [do.Leave()]
     assert kinds(waiting_for_encoders("a").deliver(events.DeadlinePassed())) == [do.Leave, do.Fail]
-    assert kinds(waiting_for_encoders("a").deliver(events.JobFailed("a", InvalidRequest("no")))) == [
+    assert kinds(waiting_for_encoders("a").deliver(job_failed("a", InvalidRequest("no")))) == [
         do.Leave,
         do.Fail,
     ]
@@ -299,10 +313,10 @@ def test_a_request_that_needs_no_encoder_lacks_nothing() -> None:
 
 def test_an_expected_item_that_is_there_is_counted_once() -> None:
     machine = expecting("a", "b", "c")
-    assert machine.deliver(events.LoadReported(1, "a")) == [do.SkipJob("a")]
-    assert machine.deliver(events.LoadReported(1, "a")) == [do.ReturnShare("a")]
+    assert machine.deliver(events.LoadReported(1, "a")) == [loaded(1, "a", held=True)]
+    assert machine.deliver(events.LoadReported(1, "a")) == [loaded(1, "a")]
     machine.deliver(events.Lost(1))
-    assert machine.deliver(events.LoadReported(2, "a")) == [do.ReturnShare("a")]
+    assert machine.deliver(events.LoadReported(2, "a")) == [loaded(2, "a")]
 
 
 def test_an_expected_item_that_is_missing_is_encoded_for_the_first_time_and_once() -> None:
@@ -312,7 +326,7 @@ def test_an_expected_item_that_is_missing_is_encoded_for_the_first_time_and_once
     assert not machine.deliver(events.MissReported(1, "a", ""))
     assert machine.deliver(ready("a")) == [do.NotifyItems(("a",))]
     for _ in range(MAX_ITEM_LOSSES - 1):  # its losses count from here on
-        assert kinds(machine.deliver(events.MissReported(1, "a", "d"))) == [do.ReturnShare, do.StartJobs]
+        assert kinds(machine.deliver(events.MissReported(1, "a", "d"))) == [do.TellJobs, do.StartJobs]
         machine.deliver(ready("a"))
     assert kinds(machine.deliver(events.MissReported(1, "a", "d")))[-1] is do.Fail
 
@@ -334,3 +348,53 @@ def test_a_deadline_names_the_encoders_only_where_one_is_needed(missing: bool) -
         machine.deliver(events.MissReported(1, "b", ""))
     late = failure(machine.deliver(events.DeadlinePassed(encoders=False)))
     assert ("encoder worker" in late.message) is missing
+
+
+def test_a_failed_try_of_an_items_job_changes_nothing_for_its_request() -> None:
+    machine = begun("a")
+    looked_up(machine)
+    assert not machine.deliver(job_failed("a", InvalidRequest("elsewhere"), retryable=True))
+    assert machine.phase is Phase.PLAN
+    assert machine.deliver(ready("a")) == [do.Submit(1, None, frozenset({"a"}))]
+
+
+def test_an_item_comes_from_the_job_that_it_waits_for_unless_the_store_had_it() -> None:
+    machine = begun("a", "b")
+    looked_up(machine)
+    machine.deliver(job_waits("a", "joined"))
+    machine.deliver(job_waits("b", "encoded"))
+    machine.deliver(ready("a"))
+    machine.deliver(job_ready("b", bare_plan("b"), already_stored=True))
+    assert {key: item.origin for key, item in machine.items.items()} == {"a": "joined", "b": "store"}
+
+
+def test_the_longest_tower_and_save_of_the_items_are_the_requests() -> None:
+    machine = begun("a", "b")
+    looked_up(machine)
+    machine.deliver(job_ready("a", bare_plan("a"), encode=0.5, save=0.25))
+    machine.deliver(job_ready("b", bare_plan("b"), encode=0.25, save=0.75))
+    assert (machine.timings.encode, machine.timings.save) == (0.5, 0.75)
+
+
+def test_an_item_is_read_at_its_source_until_it_is_lost_and_nowhere_that_makes_no_sense() -> None:
+    machine = at_worker("a")
+    end = job_ready("a", bare_plan("a"))
+    end.event.ready.source.CopyFrom(EmbeddingSource(name="f" * 32, address="h:1"))
+    machine.deliver(events.MissReported(1, "a"))
+    machine.deliver(end)
+    item = machine.items["a"]
+    assert item.source is not None and item.source.address == item.slot.source.address == "h:1"
+    machine.deliver(events.MissReported(1, "a"))
+    assert item.source is None and not item.slot.HasField("source")
+    end.event.ready.source.name = "no name"
+    machine.deliver(end)
+    assert item.source is None and not item.slot.HasField("source")
+
+
+def test_the_plan_that_came_first_stays() -> None:
+    machine = begun("a")
+    looked_up(machine)
+    machine.deliver(planned("a"))
+    machine.deliver(job_ready("a", bare_plan("a", rows=9)))
+    plan = machine.items["a"].plan
+    assert plan is not None and plan.rows == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.data.items import bare_plan, make_plan
+from support.data.job_events import job_failed, job_planned, job_ready
 from support.tracing.spans import KeptSpan, KeptSpans, TickingClock, kept_tracer, remote
 from triptych.base.errors import InvalidRequest, RequestError
 from triptych.base.metrics import ProxyMetrics
@@ -24,10 +25,7 @@ from triptych.proxy.events import (
     Fetched,
     Finished,
     FirstToken,
-    ItemPlanned,
-    ItemReady,
-    JobFailed,
-    JobReady,
+    JobEvent,
     LookedUp,
     Lost,
     MissReported,
@@ -47,7 +45,7 @@ class Watcher:
     def __init__(self) -> None:
         self.seen: list[tuple[Event, float, str]] = []
         self.ended: list[tuple[int, RequestError | None]] = []
-        self.items: list[JobReady] = []
+        self.items: list[JobEvent] = []
 
     def observe(self, event: Event, at: float, address: str, items: Items) -> None:
         self.seen.append((event, at, address))
@@ -58,7 +56,7 @@ class Watcher:
     def closed(self, choices: Choices, failure: RequestError | None) -> None:
         self.ended.append((choices.status, failure))
 
-    def encoded(self, end: JobReady) -> None:
+    def encoded(self, end: JobEvent) -> None:
         self.items.append(end)
 
 
@@ -92,6 +90,12 @@ def test_events_reach_the_first_choices_view_in_order_and_with_their_moments() -
     assert r.watcher.seen == [(attempt(1), 100.0, ""), (FirstToken(), 101.0, "")]
 
 
+def test_a_view_sees_an_event_before_the_instructions_that_follow_from_it() -> None:
+    r = Recorded()
+    r.recorder.record(r.first, FirstToken(), [LookUpItems(("a",)), attempt(1)])
+    assert [event for event, _, _ in r.watcher.seen] == [FirstToken(), LookUpItems(("a",)), attempt(1)]
+
+
 def test_a_call_ends_once_after_all_its_choices() -> None:
     r = Recorded(ratio=1.0)
     r.second.first_token, r.first.first_token = 2.0, 3.0
@@ -102,7 +106,7 @@ def test_a_call_ends_once_after_all_its_choices() -> None:
 
 def test_a_ready_item_is_told_once_for_its_job() -> None:
     r = Recorded()
-    end = JobReady(make_plan(rows=4, width=8), False, 2.0, 3.0)
+    end = job_ready("a", make_plan(rows=4, width=8), encode=2.0, save=3.0)
     r.recorder.encoded(end)
     assert r.watcher.items == [end]
 
@@ -128,7 +132,7 @@ def test_a_sampled_call_has_a_trace_of_every_choice() -> None:
 def test_resumes_and_resubmissions_are_counted_apart_whether_anybody_watches_or_not() -> None:
     r = Recorded(watched=False)
     for order in (attempt(1), attempt(2), attempt(3, RESUME), attempt(4, RESUME)):
-        r.recorder.record(r.first, order)
+        r.recorder.record(r.first, Lost(1), [order])
     (family,) = r.metrics.resumes.collect()
     counts = {
         sample.labels["reason"]: sample.value for sample in family.samples if sample.name.endswith("_total")
@@ -157,9 +161,9 @@ class Traced:
             view.observe(event, at, self.address, self.machine.items)
 
     def deliver(self, event: RequestEvent, at: float) -> None:
-        self.see(event, at)
-        for order in self.machine.deliver(event):
-            self.see(order, at)
+        orders = self.machine.deliver(event)
+        for each in (event, *orders):
+            self.see(each, at)
 
     def begin(self, at: float) -> None:
         self.deliver(Fetched(dict.fromkeys(self.keys, "image"), 0.0), at)
@@ -172,7 +176,7 @@ class Traced:
         self.address = "127.0.0.1:5000"
 
     def ready(self, key: str, at: float) -> None:
-        self.deliver(ItemReady(key, JobReady(bare_plan(key), False, 0.1, 0.1)), at)
+        self.deliver(job_ready(key, bare_plan(key), encode=0.1, save=0.1), at)
 
     def finish(self, at: float) -> None:
         self.deliver(Finished(self.machine.attempt, "stop", Usage(5, 3, 2)), at)
@@ -186,7 +190,7 @@ def test_a_request_with_an_item_has_all_its_stages() -> None:
     t.begin(101.0)
     t.look_up(102.0)
     item = t.trace.item(t.machine.items[FIRST])
-    t.deliver(ItemPlanned(FIRST, bare_plan(FIRST)), 103.0)
+    t.deliver(job_planned(FIRST, bare_plan(FIRST)), 103.0)
     attempt = t.trace.attempt
     t.accept(103.5)
     t.deliver(Admitted(1, Started((7, 8)), [(0, 1)]), 104.0)
@@ -255,7 +259,7 @@ def test_an_attempt_ends_when_no_encoder_worker_is_there() -> None:
     t = Traced(FIRST)
     t.begin(101.0)
     t.look_up(102.0)
-    t.deliver(ItemPlanned(FIRST, bare_plan(FIRST)), 103.0)
+    t.deliver(job_planned(FIRST, bare_plan(FIRST)), 103.0)
     t.accept(103.5)
     t.deliver(EncodersGone(), 104.0)
     assert [(s.error, s.end) for s in t.attempts()] == [("no_encoder_worker", 104.0)]
@@ -269,7 +273,7 @@ def test_a_failed_job_fails_what_is_open_by_its_code() -> None:
     t = Traced(FIRST, SECOND)
     t.begin(101.0)
     t.look_up(102.0)
-    t.deliver(JobFailed(FIRST, InvalidRequest("a secret file name", param="image")), 103.0)
+    t.deliver(job_failed(FIRST, InvalidRequest("a secret file name", param="image")), 103.0)
     assert [s.error for s in t.kept.all("encode item")] == [InvalidRequest.code] * 2
     t.see(Ended(), 104.0)
     assert len(t.kept.all("encode item")) == 2
@@ -280,7 +284,7 @@ def test_a_client_that_leaves_cancels_what_is_open() -> None:
     t = Traced(FIRST)
     t.begin(101.0)
     t.look_up(102.0)
-    t.deliver(ItemPlanned(FIRST, bare_plan(FIRST)), 103.0)
+    t.deliver(job_planned(FIRST, bare_plan(FIRST)), 103.0)
     t.deliver(ClientLeft(), 104.0)
     t.see(Ended(), 104.0)
     assert [s.error for s in t.kept.spans if s.kind is SpanKind.CLIENT] == ["cancelled"] * 2
@@ -290,7 +294,7 @@ def test_a_request_that_is_not_recorded_sends_its_unsampled_context_on() -> None
     t = Traced(FIRST, ratio=0.1)
     t.begin(101.0)
     t.look_up(102.0)
-    t.deliver(ItemPlanned(FIRST, bare_plan(FIRST)), 103.0)
+    t.deliver(job_planned(FIRST, bare_plan(FIRST)), 103.0)
     assert t.trace.item(t.machine.items[FIRST]) == t.trace.attempt == t.server.context
     assert not t.trace.attempt.trace_flags.sampled
     t.accept(104.0)

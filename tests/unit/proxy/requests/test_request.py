@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from support.data.items import bare_plan, make_plan
+from support.data.job_events import job_failed, job_planned, job_ready, job_waits
 from support.waiting import until
 from triptych.base.errors import InvalidRequest, RequestError
 from triptych.base.types import FinishReason, ItemPlan, PDTimings, SamplingParams, Usage
@@ -21,19 +22,19 @@ from triptych.proxy.events import (
     ClientLeft,
     Fetched,
     Finished,
-    ItemReady,
-    JobReady,
+    JobEvent,
     LoadReported,
     LookedUp,
     Lost,
     RequestEvent,
 )
 from triptych.proxy.media.source import ItemMedia
-from triptych.proxy.requests.instructions import Submit
+from triptych.proxy.quotas.quota import Quota, QuotaSpec
+from triptych.proxy.requests.instructions import Submit, TellJobs
 from triptych.proxy.requests.item_supply import StoreWait, held_keys
 from triptych.proxy.requests.lifecycle import Lifecycle
 from triptych.proxy.requests.recorder import Event, RequestTimeline
-from triptych.proxy.requests.request import Choices
+from triptych.proxy.requests.request import STEP, Choices, OutputQueue, ReplyMemory
 from triptych.proxy.splitter import SplitItem
 
 
@@ -137,6 +138,23 @@ async def test_a_streamed_replys_reader_is_woken_by_its_first_token() -> None:
     assert await reader == [Delta("a", [1])]
 
 
+def memory_of_replies(*, whole: bool = False) -> ReplyMemory:
+    spec = QuotaSpec("replies", 64 * STEP, "bytes", "memory for replies", "", "503", share=1.0, largest=STEP)
+    return ReplyMemory(Quota(spec), "", whole=whole)
+
+
+async def test_a_reader_that_is_back_gives_back_what_its_stream_held() -> None:
+    memory = memory_of_replies()
+    queue = OutputQueue(memory=memory)
+    for text in ["x" * STEP] * 30 + [""] * memory.unmeasured:
+        queue.put(Delta(text, [1]))
+    assert memory.hold.amount > 30 * STEP
+    await queue.drain()
+    queue.put(Delta("a", [1]))
+    await queue.drain()
+    assert memory.hold.amount == STEP
+
+
 PLAN = make_plan(rows=4, width=8)
 
 
@@ -147,9 +165,10 @@ def observed(*events: Event) -> RequestTimeline:
     return timeline
 
 
-def ready(*, stored: bool) -> ItemReady:
-    end = JobReady(PLAN, stored, 2.0, 3.0, preprocess_seconds=1.0, address="encoder:1")
-    return ItemReady("a", end)
+def ready(*, stored: bool) -> JobEvent:
+    return job_ready(
+        "a", PLAN, already_stored=stored, preprocess=1.0, encode=2.0, save=3.0, address="encoder:1"
+    )
 
 
 def test_an_item_is_named_by_its_place_among_the_requests_items() -> None:
@@ -162,8 +181,30 @@ def test_an_item_is_named_by_its_place_among_the_requests_items() -> None:
 def test_a_ready_item_has_its_worker_its_seconds_and_whether_the_tower_ran() -> None:
     timeline = observed(Fetched({"a": ""}, 0.5), ready(stored=False), ready(stored=True))
     ran, found = timeline.moments[1:]
-    assert (ran.kind, ran.where, ran.spent, ran.note) == (ItemReady, "encoder:1", (1.0, 2.0, 3.0), "")
+    assert (ran.kind, ran.where, ran.spent, ran.note) == ("ready", "encoder:1", (1.0, 2.0, 3.0), "")
     assert found.note == "stored"
+
+
+def test_a_try_that_has_failed_is_shown_with_its_reason_and_the_jobs_end_is_not() -> None:
+    retried = job_failed("a", InvalidRequest("x" * 500), retryable=True, address="encoder:1")
+    timeline = observed(Fetched({"a": ""}, 0.5), retried, job_failed("a", InvalidRequest("no")))
+    (moment,) = timeline.moments[1:]
+    assert (moment.kind, moment.item, moment.where, moment.note) == ("failed", 0, "encoder:1", "x" * 120)
+
+
+def test_a_job_shows_whose_it_is_and_where_its_item_was_planned() -> None:
+    planned = JobEvent("a", job_planned("a", PLAN).event, "encoder:1")
+    waits, shown = observed(Fetched({"a": ""}, 0.5), job_waits("a", "joined"), planned).moments[1:]
+    assert (waits.kind, waits.note, waits.where) == ("waits", "joined", "")
+    assert (shown.kind, shown.where) == ("planned", "encoder:1")
+
+
+def test_of_what_the_jobs_are_told_only_an_item_that_its_worker_held_is_shown() -> None:
+    loaded = LoadReported(1, "a", 0.0)
+    told = (TellJobs(Admitted(1, Started((7,)), ())), TellJobs(loaded), TellJobs(loaded, held=True))
+    timeline = observed(Fetched({"a": ""}, 0.5), *told)
+    (moment,) = timeline.moments[1:]
+    assert (moment.kind, moment.item, timeline.loaded) == (TellJobs, 0, 1)
 
 
 def test_the_end_has_the_cached_tokens_and_the_pd_workers_seconds() -> None:

@@ -169,6 +169,17 @@ async def test_while_the_store_is_down_the_decision_stays_until_its_term_ends() 
     assert after == before and changes == [None, after]
 
 
+async def test_a_proxy_that_stops_takes_its_demand_with_it() -> None:
+    board = FakeBoard()
+    other, proxy = await Proxy(board).knows(), await Proxy(board, "p2").knows()
+    await other.poll(FOUR)
+    await proxy.poll(FOUR)
+    assert board.demands.keys() == {"p1", "p2"}
+    proxy.scaler.start()
+    await proxy.scaler.stop()
+    assert board.demands.keys() == {"p1"}
+
+
 async def test_listeners_hear_of_changes_and_of_nothing_else() -> None:
     proxy = await Proxy(FakeBoard()).knows()
     heard: list[int] = []

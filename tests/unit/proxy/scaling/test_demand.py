@@ -3,10 +3,11 @@ from __future__ import annotations
 import pytest
 
 from support.data.items import bare_plan
+from support.data.job_events import job_planned, job_ready
 from triptych.base.scaling import PoolDemand, ScalingRules, WorkerGroup
 from triptych.base.types import ItemPlan, PDTimings, Usage
 from triptych.proxy.call.chat import Started
-from triptych.proxy.encoders.job import EncoderSlot, StartPlan
+from triptych.proxy.encoders.job import EncoderSlot, JobState
 from triptych.proxy.encoders.job_table import EncoderJobTable
 from triptych.proxy.encoders.loads import (
     ArrivedItems,
@@ -20,9 +21,6 @@ from triptych.proxy.events import (
     Admitted,
     Fetched,
     Finished,
-    ItemPlanned,
-    ItemReady,
-    JobReady,
     LookedUp,
     Lost,
 )
@@ -51,10 +49,10 @@ class Proxy:
             self.arrived.add(job, 100.0)
 
     def plan(self, rows: int) -> None:
-        for action in self.table.pump(0.0):
-            if isinstance(action, StartPlan):
-                self.table.planned(action.job.try_id, bare_plan(action.job.mm_hash, rows))
-                self.arrived.resize(action.job, rows, 100.0)
+        for job in self.table.pump(0.0):
+            if job.state is JobState.PLANNING:
+                self.table.planned(job.try_id, bare_plan(job.mm_hash, rows))
+                self.arrived.resize(job, rows, 100.0)
 
     def demand(self, unbound: int = 0) -> PoolDemand:
         return item_demand(
@@ -271,9 +269,9 @@ def test_a_prompt_whose_item_is_still_encoded_waits_for_no_pd_worker_unless_it_h
     machine.deliver(Fetched({"a": ""}, 0.0))
     machine.deliver(LookedUp({}))
     item = ItemPlan("a", SPACE, "image", 4, 1, "float32", 300)
-    machine.deliver(ItemPlanned("a", item))
+    machine.deliver(job_planned("a", item))
     assert machine.awaits_prefill and machine.prompt_tokens == 300
     machine.deliver(Admitted(1, Started((5,) * 310), [(0, 300)]))
     assert not machine.awaits_prefill
-    machine.deliver(ItemReady("a", JobReady(item, False, 0.0, 0.0)))
+    machine.deliver(job_ready("a", item))
     assert machine.awaits_prefill and machine.prompt_tokens == 310

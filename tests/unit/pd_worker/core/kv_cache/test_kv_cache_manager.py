@@ -227,3 +227,15 @@ def test_too_few_blocks_are_an_error_and_change_nothing() -> None:
     with pytest.raises(KeyError, match="3 blocks are wanted and 2 are free"):
         pool.allocate(3)
     assert pool.num_free == 2 and pool.allocate(2)
+
+
+def test_looking_a_prompt_up_of_which_nothing_is_cached_makes_few_of_its_digests() -> None:
+    manager, long = KVCacheManager(64, 4), chain(range(100_000))
+    assert manager.find_prefix(long, 100_000) == []
+    assert len(long._digests) <= 64
+
+
+def test_digests_made_piece_by_piece_are_those_made_at_once() -> None:
+    at_once, by_piece = chain(range(1000)), chain(range(1000))
+    pieces = [by_piece.digests(end, end - 10) for end in range(10, 251, 10)]
+    assert [digest for piece in pieces for digest in piece] == at_once.digests(250)

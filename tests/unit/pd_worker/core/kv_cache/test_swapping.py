@@ -150,6 +150,16 @@ def test_what_is_confirmed_stays_when_a_later_copy_fails() -> None:
     assert swap.num_used == 0
 
 
+def test_a_request_and_its_table_leave_no_host_block_when_they_are_back() -> None:
+    swap, plan = SwapManager(6), make_cross("text", 7).plan
+    swap.swap_out("a", [1, 2], 7, plan, [3, 4])
+    swap.commit()
+    assert [copy.target for copy in swap.restore_table(plan.mm_hash, [5, 6])] == [5, 6]
+    assert (swap.num_used, swap.has_table(plan)) == (2, False)
+    swap.swap_in("a", [7, 8])
+    assert swap.num_used == 0
+
+
 def failing_at(n: int) -> tuple[list[int], Callable[[], bool]]:
     """What fails the n-th copy, and a list whose one number counts the copies."""
     count = [0]

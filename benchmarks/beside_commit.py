@@ -1,0 +1,152 @@
+"""CPU of the proxy's relay and of an engine's steps beside another commit's, with one tenant alone.
+
+    git worktree add --detach ../before COMMIT         # and a .venv there
+    python -m benchmarks beside_commit ../before [--rounds 5]
+
+Both checkouts' processes stay up, and take turns: the figure is the median of the rounds' ratios, the other
+commit's CPU seconds over this one's. Relay and text requests are those of `proxy_relay`; the steps are of the
+demo's decoder on one thread, with scheduler, events and metrics: for 1, 16 and 64 requests that decode, and
+for requests of 8 tokens that come and go.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+#: Requests that decode at once, and the steps of one round.
+DECODING = {1: 400, 16: 150, 64: 60}
+#: Requests that come and go, and how many are there at once.
+SHORT, AT_ONCE = 120, 16
+CASES = ("relay", "text, streamed", "text, whole", *(f"step of {n}" for n in DECODING), "short requests")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("checkout", type=Path, help="another commit's, with a .venv")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cases", nargs="*", default=CASES, choices=CASES)
+    options = parser.parse_args()
+    sides = [_start(options.checkout.resolve()), _start(ROOT)]
+    try:
+        for case in options.cases:
+            rounds = []
+            for number in range(options.rounds + 1):
+                order = sides if number % 2 else sides[::-1]
+                taken = {side: _ask(side, case) for side in order}
+                if number:  # the first round is a warm-up
+                    rounds.append((taken[sides[0]], taken[sides[1]]))
+            before, now = (statistics.median(each) for each in zip(*rounds, strict=True))
+            ratio = statistics.median(other / own for other, own in rounds)
+            sys.stdout.write(f"{case:16} {before:9.1f} us before, {now:9.1f} us now: {ratio:.3f}\n")
+            sys.stdout.flush()
+    finally:
+        for side in sides:
+            side.terminate()
+            side.wait()
+
+
+def _start(checkout: Path) -> subprocess.Popen[str]:
+    # Its own packages and benchmarks; this file's folder is not searched (-P).
+    command = [str(checkout / ".venv/bin/python"), "-P", __file__]
+    side = subprocess.Popen(
+        command,
+        cwd=checkout,
+        env={**os.environ, "PYTHONPATH": str(checkout)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert side.stdout is not None
+    while (line := side.stdout.readline()) != "ready\n":
+        if not line:
+            raise SystemExit(f"{checkout}: the side ended with {side.wait()}")
+    return side
+
+
+def _ask(side: subprocess.Popen[str], case: str) -> float:
+    """Microseconds of CPU for one token, request or step."""
+    assert side.stdin is not None and side.stdout is not None
+    side.stdin.write(case + "\n")
+    side.stdin.flush()
+    return float(side.stdout.readline())
+
+
+def side() -> None:
+    """One checkout's processes: answers the names of cases with figures."""
+    from benchmarks.proxy_relay.__main__ import relay, served
+    from benchmarks.proxy_relay.processes import children, counting_process, pd_process, proxy_process
+
+    decode, come_and_go = _engine()
+    with children() as start:
+        _, pd_port = start(pd_process, 8)
+        proxy, port = start(proxy_process, pd_port)
+        _, counting_port = start(counting_process)
+        text_proxy, text_port = start(proxy_process, counting_port)
+        time.sleep(1.0)
+        cases: dict[str, Callable[[], float]] = {
+            "relay": lambda: 1 / asyncio.run(relay(port, proxy, 8, 2000))[0],
+            "text, streamed": lambda: 1 / asyncio.run(served(text_port, text_proxy, stream=True)),
+            "text, whole": lambda: 1 / asyncio.run(served(text_port, text_proxy, stream=False)),
+            "short requests": come_and_go,
+            **{f"step of {count}": lambda count=count: decode(count) for count in DECODING},  # type: ignore[misc]
+        }
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        for line in sys.stdin:
+            sys.stdout.write(f"{1e6 * cases[line.strip()]()}\n")
+            sys.stdout.flush()
+
+
+def _engine() -> tuple[Callable[[int], float], Callable[[], float]]:
+    """CPU seconds of a step in which so many requests decode, and of a request of 8 tokens among others."""
+    import torch
+
+    from benchmarks.gpu.engine_rounds import make_engine, make_requests
+    from triptych.models.registry import load_decoder
+    from triptych.pd_worker.attention.attention import ATTENTION_NAME
+
+    torch.set_num_threads(1)
+    path = Path("triptych/demo/model")
+    decoder = load_decoder(
+        path, device=torch.device("cpu"), dtype=torch.float32, attn_implementation=ATTENTION_NAME
+    )
+    engine = make_engine(path, decoder, kv_memory=64 << 20, max_num_seqs=64, encoder_cache_memory=1 << 20)
+    scheduler, rows = engine.scheduler, engine.runner.position_rows
+
+    def decode(count: int) -> float:
+        steps = DECODING[count]
+        for request in make_requests(engine, [[7 + at % 50] * 24 for at in range(count)], steps + 8, rows):
+            scheduler.add(request, time.monotonic())
+        for _ in range(4):
+            engine._step(())
+        began = time.process_time()
+        for _ in range(steps):
+            engine._step(())
+        seconds = time.process_time() - began
+        while scheduler.num_running:
+            engine._step(())
+        return seconds / steps
+
+    def come_and_go() -> float:
+        left = make_requests(engine, [[7 + at % 50] * 24 for at in range(SHORT)], 8, rows)
+        began = time.process_time()
+        while left or scheduler.num_running or scheduler.num_waiting:
+            while left and scheduler.num_running + scheduler.num_waiting < AT_ONCE:
+                scheduler.add(left.pop(), time.monotonic())
+            engine._step(())
+        return (time.process_time() - began) / SHORT
+
+    return decode, come_and_go
+
+
+if __name__ == "__main__":
+    side()

@@ -1,0 +1,82 @@
+"""As many requests are at vLLM as it computes at once: none waits in a queue that knows no tenants."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from support.vllm.scripted_server import ScriptedServer, hangs
+from support.vllm.serving import Served, fronting
+from triptych.pd_worker.vllm.http.client import VLLMClient
+
+SAMPLING = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True}
+
+
+async def fill(served: Served, server: ScriptedServer, places: int, *, first: int = 0) -> None:
+    """Two requests more than there are places: `places` of them come to the server."""
+    client = served.client
+    server.scripts = [hangs(1) for _ in range(places + 2)]
+    for index in range(first, first + places + 2):
+        await client.submit(client.message(f"r{index}", "hello", **SAMPLING))
+    for index in range(first, first + places):
+        await client.until(f"r{index}", tokens=1)
+    # A request that takes no place has been there and back since.
+    async with asyncio.timeout(20):
+        await VLLMClient.probe(served.worker.engine._client, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("says", "engines", "flags", "places"),
+    [
+        (3, 1, {}, 3),
+        (3, 0, {}, 3),
+        (2, 2, {}, 4),
+        (200, 1, {"max_num_seqs": 2}, 2),
+        (2, 1, {"max_num_seqs": 5}, 2),
+        (0, 1, {"max_num_seqs": 3}, 3),
+    ],
+    ids=[
+        "its own",
+        "no metrics",
+        "of two engines",
+        "fewer by a flag",
+        "no more by a flag",
+        "it does not say",
+    ],
+)
+async def test_as_many_requests_are_at_the_server_as_it_computes_at_once(
+    server, store, says, engines, flags, places
+):
+    server.max_num_seqs, server.kv_usage = says, (0.0,) * engines
+    async with fronting(server, store, **flags) as served:
+        assert served.worker.info("127.0.0.1:1", 2).capacity["max_num_seqs"] == places
+        await fill(served, server, places)
+        assert len(server.calls) == places
+        served.worker.engine.cancel([f"r{index}" for index in range(places + 2)], served.client.proxy_id)
+        await served.settled()
+
+
+async def test_a_server_that_comes_back_with_other_places_is_filled_up_to_these(server, store):
+    server.max_num_seqs = 2
+    async with fronting(server, store) as served:
+        await fill(served, server, 2)
+        await server.stop()
+        await served.until_up(False)
+        server.max_num_seqs, before = 4, len(server.calls)
+        await server.start()
+        await served.client.attach()
+        await served.until_up(True)
+        await fill(served, server, 4, first=10)
+        assert len(server.calls) - before == 4
+        served.worker.engine.cancel([f"r{index}" for index in range(10, 16)], served.client.proxy_id)
+        await served.settled()
+
+
+async def test_asking_for_the_places_computes_nothing(server):
+    client = VLLMClient(server.url)
+    try:
+        assert (await client.info()).max_num_seqs == 256
+        assert not server.calls and not server.probes
+    finally:
+        await client.close()

@@ -1,0 +1,148 @@
+"""Counter of vocabularies: types that tell the life of an encoder job or of a request, by the table below.
+
+    python tests/tools/vocabulary.py
+
+Every frozen class of a listed module, and every alternative of a listed oneof, counts for a life or stands
+under "-": what is in neither, or is not there, is an error. So is a carrier that is not there, a class with a
+field of plans that is neither a carrier nor named as beside the path, and a call that no earlier one makes.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB, PD = "encoder job", "PD request"
+#: By module: the event types and instructions of each life; "-": classes that are none. "Message.oneof".
+TYPES = {
+    "encoder_worker/engine.py": {JOB: "Encoded", "-": "TowerItem _SaveOrder _TrialOrder _BatchOrder"},
+    "encoder_worker/jobs/job.py": {},
+    "protos/encoder.proto": {JOB: "EncodeEvent.body"},
+    "proxy/ports.py": {"-": "ProcessEnd PDLoadReport"},
+    "proxy/encoders/job.py": {"-": "PlanKey RunKey ItemSource EncoderSlot"},
+    "proxy/requests/instructions.py": {
+        JOB: "StartJobs TellJobs",
+        "-": "ResumeState LookUpItems Submit NotifyItems EndAttempt Emit Fail Leave"},
+    "proxy/events.py": {
+        JOB: "JobEvent", PD: "Lost Admitted LoadReported MissReported Finished",
+        "-": "Fetched LookedUp EncodersGone EncodersBack AttemptEvent Accepted Refused FirstToken "
+             "RequestFailed ClientLeft DeadlinePassed Ended CallEnded"},
+    "pd_worker/core/request_events.py": {
+        PD: "RequestAdmitted ItemLoaded ItemMissing NewTokens RequestFinished", "-": "EngineEvent"},
+    "protos/pd.proto": {PD: "RequestEvent.body"},
+    "proxy/call/chat.py": {
+        PD: "Started Delta Done",
+        "-": "EncoderPrompt Transcription ChatMessage PoolingOptions ChatCall ItemTiming"},
+}  # fmt: skip
+#: What carries the same data, in order: "module:Class", "module:Class.field" or "module.proto:Message"; with
+#: "+" what holds the one before or after as it is.
+CARRIERS = {
+    "an item's plan": """triptych/models/base.py:PreparedItem triptych/base/types.py:ItemPlan
+        protos/encoder.proto:EncodeEvent +proxy/events.py:JobEvent.event
+        +proxy/requests/lifecycle.py:RequestItem.slot protos/pd.proto:ItemSlot
+        triptych/base/types.py:MMFeature.plan""",
+    "a request": """proxy/openai/chat/request.py:ChatBody proxy/call/chat.py:ChatCall
+        proxy/requests/request.py:InFlightRequest proxy/splitter.py:SplitRequest
+        proxy/requests/lifecycle.py:RequestItem proxy/requests/instructions.py:Submit
+        protos/pd.proto:SubmitRequest pd_worker/frontend/prompt.py:Prompt
+        pd_worker/core/sampling.py:ResolvedSampling pd_worker/core/request.py:EngineRequest
+        pd_worker/core/request.py:RequestState pd_worker/core/outputs.py:ScheduledChunk""",
+}
+#: Classes with plans, or their messages, that are not on the way from the encoder to the PD worker.
+BESIDE = "TowerItem EncodeJob EncoderJob ItemRecord LookedUp _CachedItem ItemUse CrossTable SwappedTable"
+#: The calls that an item's plan makes in the proxy, from its message to the PD worker's Submit.
+CALLS = """encoders/encoder_client.py:EncodeStream.result encoders/job_runner.py:JobRunner._planned
+    encoders/job_table.py:EncoderJobTable.planned encoders/job_table.py:EncoderJobTable._settle
+    encoders/loads.py:ArrivedItems.resize encoders/job_runner.py:JobRunner._tell
+    dispatcher.py:Dispatcher.deliver requests/lifecycle.py:Lifecycle.deliver
+    requests/lifecycle.py:Lifecycle._of_job requests/lifecycle.py:Lifecycle._submit
+    requests/recorder.py:Recorder.record pd/router.py:PDRouter.submit pd/router.py:PDRouter.pump
+    pd/router.py:PDRouter._hand_out pd/router.py:PDRouter._choose pd/router.py:PDRouter._send
+    pd/router.py:PDRouter._hand_over pd/link.py:PDLink.submit"""
+#: Types of fields that hold a plan.
+PLANS = re.compile(r"^(?!Callable).*\b(ItemPlan|EncodeEvent|ItemReady|ItemSlot)\b")
+
+
+def classes(path: str) -> dict[str, ast.ClassDef]:
+    tree = ast.parse((ROOT / path).read_text())
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def fields(node: ast.ClassDef) -> dict[str, str]:
+    noted = [each for each in node.body if isinstance(each, ast.AnnAssign)]
+    return {ast.unparse(each.target): ast.unparse(each.annotation) for each in noted}
+
+
+def frozen(node: ast.ClassDef) -> bool:
+    return "frozen=True" in map(ast.unparse, node.keywords) or any(
+        "frozen=True" in ast.unparse(each) for each in node.decorator_list
+    )
+
+
+def alternatives(path: str, name: str) -> list[str]:
+    message, oneof = name.split(".")
+    body = re.search(
+        rf"^message {message} {{.*?oneof {oneof} {{(.*?)}}", (ROOT / path).read_text(), re.S | re.M
+    )
+    return re.findall(r"^ +\w+ (\w+) = \d+;", body[1] if body else "", re.M)
+
+
+def types(life: str) -> dict[str, list[str]]:
+    """The life's types by module; an error where the table and a module differ."""
+    found = {}
+    for path, named in TYPES.items():
+        if path.endswith(".proto"):
+            found[path] = [each for name in named.get(life, "").split() for each in alternatives(path, name)]
+            assert found[path] or life not in named, f"{path} has no {named[life]}"
+        else:
+            there = {name for name, node in classes(path).items() if frozen(node)}
+            differ = there ^ {*" ".join(named.values()).split()}
+            assert not differ, f"{path} and the table differ in {differ}"
+            found[path] = named.get(life, "").split()
+    return {path: names for path, names in found.items() if names}
+
+
+def check_carrier(carrier: str) -> None:
+    path, name = carrier.strip("+").split(":")
+    name, _, field = name.partition(".")
+    if path.endswith(".proto"):
+        assert f"message {name} {{" in (ROOT / path).read_text(), f"no {carrier}"
+    else:
+        assert not field or field in fields(classes(path)[name]), f"no {carrier}"
+
+
+def check_plans() -> None:
+    known = {*BESIDE.split(), *re.findall(r":(\w+)", CARRIERS["an item's plan"])}
+    for path in [*ROOT.glob("proxy/**/*.py"), *ROOT.glob("*_worker/**/*.py")]:
+        holders = {
+            name for name, node in classes(str(path)).items() if any(map(PLANS.match, fields(node).values()))
+        }
+        assert holders <= known, f"{holders - known} hold plans, and are neither carriers nor beside the path"
+
+
+def calls() -> list[str]:
+    """The classes of the calls; an error where one is not there or none before it names it."""
+    named = {"result"}
+    for call in CALLS.split():
+        path, cls, method = re.split("[:.](?!py)", call)
+        (body,) = (each for each in classes(f"proxy/{path}")[cls].body if getattr(each, "name", "") == method)
+        assert method in named, f"no call before {call} calls it"
+        named |= {node.attr for node in ast.walk(body) if isinstance(node, ast.Attribute)}
+    return re.findall(r":(\w+)", CALLS)
+
+
+if __name__ == "__main__":
+    for life in (JOB, PD):
+        found = types(life)
+        once = sum(1 if path.endswith(".proto") else len(names) for path, names in found.items())
+        print(f"event types of {life}s: {sum(map(len, found.values()))} (a oneof as one: {once})", found)
+    check_plans()
+    for what, carriers in CARRIERS.items():
+        for carrier in carriers.split():
+            check_carrier(carrier)
+        held = carriers.count("+")
+        print(f"carriers of {what}: {len(carriers.split()) - held}, and {held} holders of one of them")
+    print(f"calls for a planned item in the proxy: {len(calls())}", dict(Counter(calls())))

@@ -1,0 +1,178 @@
+"""What a request is told of its encoder job: the worker's own events, and the word of a failed try."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from support.data.items import bare_plan
+from support.waiting import until
+from triptych.base.errors import InternalError, InvalidRequest, Overloaded, TriptychError
+from triptych.base.metrics import ProxyMetrics
+from triptych.base.types import ItemPlan
+from triptych.protos import encoder_pb2, job_events
+from triptych.protos.convert import plan_to_proto
+from triptych.protos.encoder_pb2 import EncodeEvent, ItemReady
+from triptych.proxy.encoders import job as backoff
+from triptych.proxy.encoders.job import ItemSource
+from triptych.proxy.encoders.job_runner import MAX_INTERNAL_ERRORS, JobRunner
+from triptych.proxy.events import JobEvent
+
+KEY = "a" * 64
+PLAN = bare_plan(KEY, 4)
+PLANNED = job_events.planned(PLAN)
+
+
+def ready(plan: ItemPlan = PLAN, *, already_stored: bool = False) -> EncodeEvent:
+    end = ItemReady(plan=plan_to_proto(plan), already_stored=already_stored, encode_seconds=0.5)
+    return EncodeEvent(ready=end)
+
+
+class Stream:
+    """A try's stream; the test ends it."""
+
+    media_sent = True
+
+    def __init__(self, try_id: str, planned: Callable[[str, EncodeEvent], None]) -> None:
+        self._try_id, self._planned = try_id, planned
+        self.runs = 0
+        self.end: asyncio.Future[EncodeEvent] = asyncio.get_running_loop().create_future()
+
+    def plan(self, event: EncodeEvent = PLANNED) -> None:
+        self._planned(self._try_id, event)
+
+    def run(self) -> None:
+        self.runs += 1
+
+    async def result(self) -> EncodeEvent:
+        return await self.end
+
+    async def close(self) -> None: ...
+
+
+class Proxy:
+    """A runner with one encoder, and what its requests are told."""
+
+    def __init__(self) -> None:
+        info = SimpleNamespace(address="e:1", namespaces=("n",), capacity={}, kind="k")
+        pool: Any = SimpleNamespace(
+            unbound=0, proxies=1, reads_direct=False, reaching=lambda _: [SimpleNamespace(info=info)]
+        )
+        self.told: defaultdict[str, list[JobEvent]] = defaultdict(list)
+        self.streams: list[Stream] = []
+        self.stored: list[JobEvent] = []
+        self.media: Any = SimpleNamespace(nbytes=1, retain=lambda: None, release=lambda: None)
+        events: Any = SimpleNamespace(deliver=lambda name, event: self.told[name].append(event))
+        self.now = 1.0
+        self.runner = JobRunner(
+            pool,
+            ProxyMetrics(),
+            self,  # type: ignore[arg-type]
+            events,
+            lambda: self.now,
+            epoch=lambda: ("epoch", 3),
+            on_ready=self.stored.append,
+        )
+
+    def open_job(
+        self, address: str, job: encoder_pb2.EncodeJob, media: object, planned: Any, trace: Any
+    ) -> Any:
+        self.streams.append(Stream(job.job_id, planned))
+        return self.streams[-1]
+
+    def want(self, request: str = "r", looked_up: float = 2.0) -> float | None:
+        source = ItemSource(KEY, "n", "image", self.media, "", "", request, "", 9.0, looked_up)
+        return self.runner.start(source)
+
+    async def end(self, event: EncodeEvent | TriptychError, count: int = 1) -> None:
+        """Ends the last try; `count` events of the first request follow in all."""
+        stream = self.streams[-1].end
+        stream.set_exception(event) if isinstance(event, TriptychError) else stream.set_result(event)
+        await until(lambda: len(self.told["r"]) >= count, "the end of a try")
+
+
+@pytest.fixture
+async def p():
+    proxy = Proxy()
+    yield proxy
+    await proxy.runner.close()
+
+
+async def test_every_request_gets_its_workers_own_events_and_the_tower_runs_once_admitted(p: Proxy) -> None:
+    assert p.want() is not None
+    assert p.want("s") is None, "it joins the job"
+    (stream,) = p.streams
+    stream.plan()
+    assert p.told["r"] == p.told["s"] == [JobEvent(KEY, PLANNED, "e:1")]
+    assert stream.runs == 0
+    p.runner.admit("r")
+    assert stream.runs == 1
+    await p.end(ready(), 2)
+    end = JobEvent(KEY, ready(), "e:1", ("epoch", 3))
+    assert p.told["r"][1:] == p.told["s"][1:] == p.stored == [end]
+
+
+async def test_a_request_that_comes_after_the_plan_or_the_end_is_told_at_once(p: Proxy) -> None:
+    p.want()
+    p.streams[0].plan()
+    p.want("late")
+    await until(lambda: p.told["late"], "the plan")
+    assert p.told["late"] == [JobEvent(KEY, PLANNED, "e:1")]
+    await p.end(ready(), 2)
+    p.want("later", looked_up=0.5)
+    await until(lambda: p.told["later"], "the end")
+    assert p.told["later"] == p.stored
+    assert len(p.streams) == 1
+
+
+@pytest.mark.parametrize("stored", [False, True])
+async def test_only_a_tower_that_ran_says_what_items_cost(p: Proxy, stored: bool) -> None:
+    p.want()
+    await p.end(ready(already_stored=stored))
+    assert p.runner.model.kinds == ([] if stored else ["k"])
+
+
+async def test_an_item_that_cannot_be_encoded_ends_with_the_workers_error(p: Proxy) -> None:
+    p.want()
+    await p.end(job_events.failed(InvalidRequest("image: broken", param="image"), retryable=False))
+    (told,) = p.told["r"]
+    assert (told.kind, told.address, told.event.failed.retryable) == ("failed", "e:1", False)
+    assert (told.event.failed.error.message, told.event.failed.error.param) == ("image: broken", "image")
+    assert len(p.runner.table) == 0
+
+
+@pytest.mark.parametrize("end", [job_events.failed(Overloaded("full"), retryable=True), Overloaded("full")])
+async def test_a_failed_try_is_told_and_followed_by_another(p: Proxy, end: Any) -> None:
+    p.want()
+    await p.end(end)
+    (told,) = p.told["r"]
+    assert (told.kind, told.address, told.event.failed.retryable) == ("failed", "e:1", True)
+    assert told.event.failed.error.message == "full"
+    p.now += backoff.LAST_BACKOFF
+    await until(lambda: len(p.streams) == 2, "the next try")
+
+
+async def test_an_item_at_which_workers_have_bugs_again_and_again_is_given_up(p: Proxy) -> None:
+    p.want()
+    for count in range(1, MAX_INTERNAL_ERRORS + 1):
+        await until(lambda count=count: len(p.streams) == count, "a try")  # type: ignore[misc]
+        await p.end(job_events.failed(InternalError("a bug"), retryable=True), count)
+        p.now += backoff.LAST_BACKOFF
+    retried = [told.event.failed.retryable for told in p.told["r"]]
+    assert retried == [True] * (MAX_INTERNAL_ERRORS - 1) + [False]
+    assert p.told["r"][-1].event.failed.error.message == "a bug"
+
+
+async def test_a_worker_whose_plan_makes_no_sense_is_left(p: Proxy) -> None:
+    p.want()
+    bad = ready()
+    bad.ready.plan.dtype = "float7"
+    await p.end(bad)
+    (told,) = p.told["r"]
+    assert told.event.failed.retryable and "dtype" in told.event.failed.error.message
+    assert p.stored == []
