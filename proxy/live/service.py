@@ -50,7 +50,7 @@ class ClusterReader(Protocol):
     def history(self) -> ClusterHistory: ...
 
 
-class Listener:
+class FeedListener:
     """One reader of the feed. Holds at most the newest event that it has not read."""
 
     def __init__(self, visible: str = "") -> None:
@@ -88,7 +88,7 @@ class LiveFeed:
     def __init__(self, view: ClusterReader, places: Quota) -> None:
         self._view = view
         self._places = places
-        self._listeners: set[Listener] = set()
+        self._listeners: set[FeedListener] = set()
         self._task: asyncio.Task[None] | None = None
         self._snapshot: tuple[float, ClusterSnapshot] | None = None
         #: The snapshot as JSON, by the tenant whose requests it shows.
@@ -142,7 +142,7 @@ class LiveFeed:
         return self._history[1]
 
     @contextmanager
-    def listen(self, tenant: str = "", visible: str = "") -> Iterator[Listener]:
+    def listen(self, tenant: str = "", visible: str = "") -> Iterator[FeedListener]:
         """A listener for as long as the context lasts. QuotaExceeded when there are too many.
 
         `tenant` is empty where no API keys are in use, `visible` where it may see the requests of all.
@@ -150,7 +150,7 @@ class LiveFeed:
         if self._draining:
             raise Unavailable("this proxy is stopping", retry_after=_RETRY_AFTER)
         with self._places.hold(tenant, 1):
-            listener = Listener(visible)
+            listener = FeedListener(visible)
             self._listeners.add(listener)
             try:
                 listener.offer(event("snapshot", self.snapshot(visible)))
@@ -313,7 +313,7 @@ class EventsEndpoint:
         except RequestError as error:
             await refusal(error)(scope, receive, send)
 
-    async def _serve(self, listener: Listener, receive: Receive, send: Send) -> None:
+    async def _serve(self, listener: FeedListener, receive: Receive, send: Send) -> None:
         """Sends until the client goes, takes nothing for too long, or the feed ends."""
         sending = asyncio.create_task(self._send_all(listener, send))
         leaving = asyncio.create_task(_disconnected(receive))
@@ -324,7 +324,7 @@ class EventsEndpoint:
                 task.cancel()
             await asyncio.gather(sending, leaving, return_exceptions=True)
 
-    async def _send_all(self, listener: Listener, send: Send) -> None:
+    async def _send_all(self, listener: FeedListener, send: Send) -> None:
         try:
             await self._send(send, {"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
             await self._send(send, _part(event("history", self._feed.history())))

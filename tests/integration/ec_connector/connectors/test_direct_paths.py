@@ -89,6 +89,22 @@ def test_a_socket_of_another_user_is_not_read_from(pair, monkeypatch, rows):
     assert pair.fetch(item.plan, source).paths == {item.plan.mm_hash: "peer"}
 
 
+@pytest.mark.parametrize("rows", [7, 700])
+def test_a_reader_of_another_user_gets_nothing_by_the_socket(pair, monkeypatch, rows):
+    item = entry(make_plan("ours", rows=rows, width=1024))
+    source = pair.offer(item)
+    monkeypatch.setattr(output_server, "same_user", lambda _: False)
+    found = pair.fetch(item.plan, source)
+    assert found.fetched.keys() == {item.plan.mm_hash} and "shm" not in found.paths.values()
+
+
+def test_connections_above_their_number_are_closed(pair, monkeypatch):
+    item = entry(make_plan("one too many", rows=7))
+    source = pair.offer(item)
+    monkeypatch.setattr(output_server, "MAX_CONNECTIONS", -1)
+    assert "shm" not in pair.fetch(item.plan, source).paths.values()
+
+
 def test_the_last_bytes_of_a_reply_do_not_wait_for_an_acknowledgement() -> None:
     with output_server._bound("127.0.0.1", 0) as listener:
         listener.listen()

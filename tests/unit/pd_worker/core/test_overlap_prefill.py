@@ -126,6 +126,14 @@ def test_a_missing_item_inside_a_span_ends_the_prefill_before_the_span(make: Mak
     assert ends and max(ends) <= 9
 
 
+def test_a_span_that_begins_with_a_block_is_left_whole_to_the_next_chunk(make: Make) -> None:
+    engine = make()
+    request = make_request("a", 24, [make_feature("dog", 11, 6)], ready=[])
+    request.both_ways = ((8, 10),)
+    engine.add(request)
+    assert steps(engine) == [[("a", 0, 8)]], "nothing is computed twice"
+
+
 def test_an_atomic_span_above_what_is_left_of_the_step_waits(make: Make) -> None:
     engine, image = make(budget=12), make_feature("cat", 0, 12, atomic=True)
     engine.add(make_request("text", [9] * 4, max_tokens=1))
