@@ -51,7 +51,8 @@ def main() -> None:
             sys.stdout.flush()
     finally:
         for side in sides:
-            side.terminate()
+            assert side.stdin is not None
+            side.stdin.close()  # it ends with its children
             side.wait()
 
 
