@@ -21,7 +21,7 @@ from triptych import __version__
 from triptych.base.errors import MethodNotAllowed, NotFound, RequestError
 from triptych.base.tracing import attributes as names
 from triptych.base.tracing.context import context_of
-from triptych.base.tracing.server_span import CURRENT_SPAN, ServerSpan
+from triptych.base.tracing.server_span import ServerSpan
 from triptych.base.tracing.tracer import Tracer
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.json_body import MESSAGES_PATH, error_body, retry_after
@@ -36,6 +36,7 @@ from triptych.proxy.openai.tokenize import DetokenizeEndpoint, TokenizeEndpoint
 from triptych.proxy.page.endpoint import PageEndpoints, openapi
 from triptych.proxy.pd.queries import PDQueries
 from triptych.proxy.pool import WorkerPool
+from triptych.proxy.quotas.current_call import in_call
 
 #: The endpoints of POST requests by path.
 ENDPOINTS: Mapping[str, type[CallEndpoint[Any]]] = {
@@ -65,7 +66,7 @@ OPERATIONS = {
 
 
 class TracedEndpoint:
-    """One endpoint with a server span for each of its requests, which what it calls finds in CURRENT_SPAN.
+    """One endpoint with a server span for each of its requests, which is part of the call.
 
     It wraps neither `receive` nor `send`: the reply's status comes from `HttpReply`, so no token passes here.
     """
@@ -82,11 +83,10 @@ class TracedEndpoint:
             OPERATIONS[self._path],
             {names.HTTP_METHOD: "POST", names.HTTP_ROUTE: self._path},
         )
-        token = CURRENT_SPAN.set(span)
         try:
-            await self._endpoint(scope, receive, send)
+            with in_call(span=span):
+                await self._endpoint(scope, receive, send)
         finally:
-            CURRENT_SPAN.reset(token)
             span.end()
 
 
