@@ -86,9 +86,9 @@ def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
     given: dict[str, Any] = {
         name: getattr(message, name) for name in _VALUES if name not in _OPTIONAL or message.HasField(name)
     }
+    given |= {name: tuple(getattr(message, name)) for name in _LISTS}
     return SamplingParams(
         **given,
-        **{name: tuple(getattr(message, name)) for name in _LISTS},
         logit_bias=tuple(sorted(message.logit_bias.items())),
         output_format=format_from_proto(message.output_format),
     )

@@ -14,7 +14,8 @@ from triptych.proxy.call.prompt_length import check_characters, check_prompt_len
 from triptych.proxy.call.validation import fit
 from triptych.proxy.events import Fetched
 from triptych.proxy.media.source import MediaSource
-from triptych.proxy.quotas.quota import HOLDER, Hold
+from triptych.proxy.quotas.current_call import current_call
+from triptych.proxy.quotas.quota import Hold
 from triptych.proxy.quotas.table import QuotaTable
 from triptych.proxy.requests.request import (
     ChoiceQueue,
@@ -159,7 +160,7 @@ class RequestAdmission:
         request in flight needs, such as the text of a prompt that is echoed, are not admitted here.
         """
         self._check_draining()
-        holder = HOLDER.get()
+        holder = current_call().holder
         with self._quotas["queries"].hold(holder, 1), await self._quotas["query-turns"].wait(holder, 1):
             yield
 

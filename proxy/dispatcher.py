@@ -12,11 +12,9 @@ from functools import partial
 from triptych.base.config import ProxyConfig
 from triptych.base.errors import InternalError, RequestError, Unavailable
 from triptych.base.metrics import ProxyMetrics
-from triptych.base.tracing.server_span import CURRENT_SPAN
 from triptych.base.types import PositionLogprobs
 from triptych.protos.job_events import WAITS
 from triptych.proxy.admission import Backpressure, RequestAdmission, make_choices
-from triptych.proxy.auth.limits import CURRENT, Session
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Output
 from triptych.proxy.call.validation import ModelKind
 from triptych.proxy.encoders.job_runner import JobRunner
@@ -33,13 +31,12 @@ from triptych.proxy.events import (
     RequestEvent,
     RequestFailed,
 )
-from triptych.proxy.http.delivery import CURRENT_DELIVERY
-from triptych.proxy.http.refusals import CURRENT_ARRIVAL
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.media.source import MediaSource
 from triptych.proxy.parsing.parsers import Parsers
 from triptych.proxy.pd.router import PDRouter
 from triptych.proxy.ports import Link, Transport
+from triptych.proxy.quotas.call_context import CallContext
 from triptych.proxy.quotas.quota import Hold
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
 from triptych.proxy.requests import instructions as do
@@ -177,18 +174,18 @@ class Dispatcher:
         self._media.close()
         await self.parsers.close()
 
-    async def chat(self, call: ChatCall) -> AsyncGenerator[list[Output], None]:
+    async def chat(self, call: ChatCall, context: CallContext) -> AsyncGenerator[list[Output], None]:
         """The request's output in batches, the last one ending with Done; RequestError when it fails.
 
         Closing the iterator cancels the request everywhere.
         """
-        session = CURRENT.get()
+        session = context.session
         if session is not None:
             call = replace(call, tenant=session.tenant)
             await session.begin(call.n)
-        call, places, memory = self._admit(call, session)
-        choices = self._open(call, memory)
-        if (arrival := CURRENT_ARRIVAL.get()) is not None:
+        call, places, memory = self._admit(call, context)
+        choices = self._open(call, memory, context)
+        if (arrival := context.arrival) is not None:
             choices.route = arrival.route
             arrival.counted = arrival.counted or not call.internal
         timer = asyncio.get_running_loop().call_later(call.timeout, self._expire, choices)
@@ -214,7 +211,7 @@ class Dispatcher:
                 self.deliver(request.request_id, ClientLeft())
             self._close(choices, failure)
             memory.forget()
-            until = CURRENT_DELIVERY.get()
+            until = context.delivery
             # A part of a reply holds no place beside the reply's own.
             if until is None or call.continues or call.is_part:
                 places.close()
@@ -227,22 +224,28 @@ class Dispatcher:
                 session.end(call.n)
                 session.charge(choices.prompt_tokens + choices.completion_tokens + choices.encoded_rows)
 
-    def _admit(self, call: ChatCall, session: Session | None) -> tuple[ChatCall, Hold, ReplyMemory]:
+    def _admit(self, call: ChatCall, context: CallContext) -> tuple[ChatCall, Hold, ReplyMemory]:
         """The call, its places and its memory; RequestError where it cannot be served, or not now."""
         places = None
         try:
             call, places = self.admission.admit(call)
             sampling, quota = call.sampling, self.quotas["replies"]
-            memory = ReplyMemory(quota, call.tenant, whole=call.whole, logprobs=sampling.logprobs)
+            memory = ReplyMemory(
+                quota,
+                call.tenant,
+                whole=call.whole,
+                logprobs=sampling.logprobs,
+                delivery=context.delivery,
+            )
         except RequestError:
             if places is not None:
                 places.close()
-            if session is not None:
-                session.end(call.n)
+            if context.session is not None:
+                context.session.end(call.n)
             raise
         return call, places, memory
 
-    def _open(self, call: ChatCall, memory: ReplyMemory) -> Choices:
+    def _open(self, call: ChatCall, memory: ReplyMemory, context: CallContext) -> Choices:
         self._counter += 1
         choices = make_choices(call, self._counter, self._clock(), self._draw_id, memory)
         memory.pause, memory.end = partial(self._pause, choices), partial(self._end, choices)
@@ -252,7 +255,7 @@ class Dispatcher:
                 self.with_logprobs.add(request.request_id)
             call.media.join()
         self._metrics.in_flight.set(len(self._requests))
-        self._recorder.open(choices, CURRENT_SPAN.get())
+        self._recorder.open(choices, context.span)
         return choices
 
     def _pause(self, choices: Choices, paused: bool) -> None:

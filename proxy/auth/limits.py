@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass
 
 from limits import RateLimitItem, RateLimitItemPerMinute
@@ -16,7 +15,7 @@ from limits.aio.strategies import FixedWindowRateLimiter, MovingWindowRateLimite
 
 from triptych.base.errors import RateLimited, TriptychError
 from triptych.proxy.auth.keys import Principal
-from triptych.proxy.quotas.quota import HOLDER
+from triptych.proxy.quotas.current_call import in_call
 from triptych.registry.minute_counts import MinuteCounts
 
 #: Seconds for which a request waits for another one of its key to end. A client has a reply's last byte a
@@ -64,11 +63,6 @@ class Session:
         self._running -= answers
 
 
-#: Whose call the running code serves: set where the call is let in, read where its request is admitted. It
-#: follows the task of a request and every task and thread that asyncio starts for it.
-CURRENT: ContextVar[Session | None] = ContextVar("session", default=None)
-
-
 class PrincipalLimits:
     """The limits of all principals: of a minute by the counts that all proxies share, of requests at once in
     this process, so that with P proxies a principal may have P times as many.
@@ -95,15 +89,11 @@ class PrincipalLimits:
         """One request from its first byte to the end of its reply. RateLimited names the limit."""
         await self.take_places(principal, 1)
         session = Session(principal, self)
-        previous, holder = CURRENT.get(), HOLDER.get()
         try:
             await self._check(principal)
-            CURRENT.set(session)
-            HOLDER.set(principal.id)
-            yield session
+            with in_call(session=session, holder=principal.id):
+                yield session
         finally:
-            CURRENT.set(previous)
-            HOLDER.set(holder)
             self._running[principal.id] -= session.counted
             if not self._running[principal.id]:
                 del self._running[principal.id]

@@ -17,7 +17,7 @@ from triptych.proxy.http.connections import needs_key
 from triptych.proxy.http.delivery import CONNECTION, Connection
 from triptych.proxy.http.refusals import refuse
 from triptych.proxy.http.turns import LoopTurns
-from triptych.proxy.quotas.quota import held_for
+from triptych.proxy.quotas.current_call import in_call
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class AuthMiddleware:
         if not needs_key(scope["path"]):
             connection: Connection | None = scope.get(CONNECTION)
             # No key's name begins so; one address has a share of what keys have.
-            with held_for("@" if connection is None else f"@{connection.holder}"):
+            with in_call(holder="@" if connection is None else f"@{connection.holder}"):
                 await self._app(scope, receive, send)
             return
         try:
@@ -102,7 +102,7 @@ class AuthMiddleware:
             scope[_PRINCIPAL] = principal
             if scope["method"] != "POST":
                 await self._authenticator.count(principal)
-                with held_for(principal.id):
+                with in_call(holder=principal.id):
                     await self._app(scope, receive, send)
                 return
             # Left when the application has returned: after the reply's last byte, or the client's end.

@@ -6,6 +6,7 @@ import asyncio
 from array import array
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import mul
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from triptych.proxy.call.pooled import pool_all, vector_of
 from triptych.proxy.call.validation import check_image_count, check_text
 from triptych.proxy.media.source import ItemPart
 from triptych.proxy.media.spool import MediaHold
+from triptych.proxy.quotas.call_context import CallContext
 
 #: Parts of one query, document or text, which stand where a chat has a message's content.
 Content = str | tuple[TextPart | ItemPart, ...]
@@ -24,7 +26,7 @@ Content = str | tuple[TextPart | ItemPart, ...]
 class PooledDispatcher(Protocol):
     """The dispatcher as calls without generation use it."""
 
-    def chat(self, call: ChatCall) -> AsyncGenerator[list[Output], None]: ...
+    def chat(self, call: ChatCall, context: CallContext) -> AsyncGenerator[list[Output], None]: ...
 
     def scores_pairs(self, model: str) -> bool: ...
 
@@ -47,7 +49,9 @@ class PairScoring:
     pairs: tuple[Pair, ...]
     instruction: str = ""
 
-    async def scores(self, dispatcher: PooledDispatcher, count: Callable[[Done], None]) -> list[float]:
+    async def scores(
+        self, dispatcher: PooledDispatcher, context: CallContext, count: Callable[[Done], None]
+    ) -> list[float]:
         """The score of every pair, in order: a reranker's, else the cosine of embeddings."""
         vectors: dict[int, array[float]] = {}
 
@@ -55,13 +59,14 @@ class PairScoring:
             vectors[index] = vector_of(done)
             count(done)
 
+        chat = partial(dispatcher.chat, context=context)
         # Thousands of calls are made in a thread: together they take tens of milliseconds.
         if dispatcher.scores_pairs(self.first.model):
             calls = await asyncio.to_thread(self.pair_calls)
-            await pool_all(dispatcher.chat, calls, keep)
+            await pool_all(chat, calls, keep)
             return [float(vectors[at][0]) for at in range(len(calls))]
         calls, pairs = await asyncio.to_thread(self.text_calls)
-        await pool_all(dispatcher.chat, calls, keep)
+        await pool_all(chat, calls, keep)
         scores = []
         for one, two in pairs:
             scores.append(sum(map(mul, vectors[one], vectors[two])))

@@ -23,15 +23,17 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from triptych.base.errors import InternalError, InvalidRequest, RequestError, RequestTimeout, TooLarge
 from triptych.base.tracing import attributes as names
 from triptych.base.tracing.context import context_of
-from triptych.base.tracing.server_span import CURRENT_SPAN, ServerSpan
+from triptych.base.tracing.server_span import ServerSpan
 from triptych.base.tracing.tracer import Tracer
 from triptych.protos import common_pb2, proxy_pb2
 from triptych.proxy.auth.middleware import Authenticator
 from triptych.proxy.grpc.connections import GrpcConnections
 from triptych.proxy.grpc.message_fields import FEW_FIELDS, has_at_most, message_of
-from triptych.proxy.http.refusals import CURRENT_ARRIVAL, Arrival, Refusals
+from triptych.proxy.http.refusals import Refusals
 from triptych.proxy.parsing.parse import Parse
 from triptych.proxy.parsing.parsers import INLINE_BYTES, Parsers
+from triptych.proxy.quotas.call_context import Arrival
+from triptych.proxy.quotas.current_call import in_call
 from triptych.proxy.quotas.table import QuotaTable
 
 _OPERATIONS = {"Chat": "chat", "Generate": "generate_content", "Embed": "embeddings"}
@@ -41,7 +43,7 @@ _OPERATIONS = {"Chat": "chat", "Generate": "generate_content", "Embed": "embeddi
 async def traced_call(
     tracer: Tracer | None, method: str, context: aio.ServicerContext[Any, Any]
 ) -> AsyncIterator[None]:
-    """The span of one call with a streamed reply, which what it calls finds in CURRENT_SPAN.
+    """The span of one call with a streamed reply, which is part of the call.
 
     Nothing without a tracer, and for a method that does not generate.
     """
@@ -53,9 +55,9 @@ async def traced_call(
     parent = context_of(context.invocation_metadata() or ())
     known = {names.RPC_SYSTEM: "grpc", names.RPC_SERVICE: service, names.RPC_METHOD: name}
     span = ServerSpan(tracer, parent, operation, dict(known))
-    CURRENT_SPAN.set(span)
     try:
-        yield
+        with in_call(span=span):
+            yield
     except RequestError as error:
         span.failed(error.code)
         _end(span, error.grpc_status)
@@ -69,8 +71,6 @@ async def traced_call(
         raise
     else:
         _end(span, "OK")
-    finally:
-        CURRENT_SPAN.set(None)
 
 
 def _end(span: ServerSpan, status: str) -> None:
@@ -154,44 +154,47 @@ class GrpcAdmission(aio.ServerInterceptor):
         """The handler behind all checks. A call with one reply counts in the minute only."""
 
         async def one(messages: AsyncIterator[bytes], context: Context) -> Any:
-            CURRENT_ARRIVAL.set(Arrival(method))
+            arrival = Arrival(method)
             try:
-                async with self._let_in(authorization, context, counts=False) as (holder, stack):
-                    request = await self._receive(context, method, handler, holder, stack)
-                    return await handler.unary_unary(request, context)
+                with in_call(arrival=arrival):
+                    async with self._let_in(authorization, context, counts=False) as (holder, stack):
+                        request = await self._receive(context, method, handler, holder, stack)
+                        return await handler.unary_unary(request, context)
             except RequestError as error:
-                self._refused(method, error)
+                self._refused(method, arrival, error)
                 await _abort(context, error)
 
         async def stream(messages: AsyncIterator[bytes], context: Context) -> None:
-            CURRENT_ARRIVAL.set(Arrival(method))
+            arrival = Arrival(method)
             try:
-                async with (
-                    self._let_in(authorization, context, counts=True) as (holder, stack),
-                    traced_call(self._tracer, method, context),
-                ):
-                    request = await self._receive(context, method, handler, holder, stack)
-                    async with aclosing(handler.unary_stream(request, context)) as replies:
-                        # Nothing here keeps what the client has sent: the handler has it alone.
-                        del request
-                        async for reply in replies:
-                            await _write(context, reply)
+                with in_call(arrival=arrival):
+                    async with (
+                        self._let_in(authorization, context, counts=True) as (holder, stack),
+                        traced_call(self._tracer, method, context),
+                    ):
+                        request = await self._receive(context, method, handler, holder, stack)
+                        async with aclosing(handler.unary_stream(request, context)) as replies:
+                            # Nothing here keeps what the client has sent: the handler has it alone.
+                            del request
+                            async for reply in replies:
+                                await _write(context, reply)
             except RequestError as error:
-                self._refused(method, error)
+                self._refused(method, arrival, error)
                 await _abort(context, error)
 
         async def dialogue(messages: AsyncIterator[bytes], context: Context) -> None:
-            CURRENT_ARRIVAL.set(Arrival(method))
+            arrival = Arrival(method)
             try:
-                async with (
-                    self._let_in(authorization, context, counts=None) as (holder, _),
-                    aclosing(self._reflection_requests(context, holder)) as requests,
-                    aclosing(handler.stream_stream(requests, context)) as replies,
-                ):
-                    async for reply in replies:
-                        await _write(context, reply)
+                with in_call(arrival=arrival):
+                    async with (
+                        self._let_in(authorization, context, counts=None) as (holder, _),
+                        aclosing(self._reflection_requests(context, holder)) as requests,
+                        aclosing(handler.stream_stream(requests, context)) as replies,
+                    ):
+                        async for reply in replies:
+                            await _write(context, reply)
             except RequestError as error:
-                self._refused(method, error)
+                self._refused(method, arrival, error)
                 await _abort(context, error)
 
         # The messages come as they are: they are parsed when they are counted.
@@ -201,9 +204,8 @@ class GrpcAdmission(aio.ServerInterceptor):
             return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
         return grpc.stream_unary_rpc_method_handler(one, None, handler.response_serializer)
 
-    def _refused(self, method: str, error: RequestError) -> None:
-        arrival = CURRENT_ARRIVAL.get()
-        if arrival is None or not arrival.counted:
+    def _refused(self, method: str, arrival: Arrival, error: RequestError) -> None:
+        if not arrival.counted:
             self._refusals.add(error.status, method, error.code)
 
     @asynccontextmanager

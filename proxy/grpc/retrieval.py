@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from triptych.base.errors import InvalidRequest
 from triptych.protos import proxy_pb2
@@ -15,7 +16,7 @@ from triptych.proxy.call.validation import check_parts, check_text, check_token_
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.grpc.message_fields import message_of
 from triptych.proxy.grpc.request import call_of, content_of, processor_options
-from triptych.proxy.quotas.quota import HOLDER
+from triptych.proxy.quotas.current_call import current_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +70,13 @@ async def embeddings(
 ) -> AsyncGenerator[proxy_pb2.Embedding]:
     """The embeddings of the calls, in order, once all are there: they count as memory of replies."""
     ends: dict[int, Done] = {}
-    with dispatcher.quotas["replies"].hold(HOLDER.get(), 0) as hold:
+    with dispatcher.quotas["replies"].hold(current_call().holder, 0) as hold:
 
         def keep(index: int, done: Done) -> None:
             hold.add(len(done.pooled))
             ends[index] = done
 
-        await pool_all(dispatcher.chat, calls, keep)
+        await pool_all(partial(dispatcher.chat, context=current_call()), calls, keep)
         for index in range(len(calls)):
             usage = ends[index].usage
             yield proxy_pb2.Embedding(

@@ -26,6 +26,7 @@ from triptych.proxy.grpc.retrieval import RankRequest, embeddings, parse_embed, 
 from triptych.proxy.media.source import AudioPart, ImagePart
 from triptych.proxy.parsing.parse import Option, Parse
 from triptych.proxy.pool import WorkerPool
+from triptych.proxy.quotas.current_call import current_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +191,13 @@ class ProxyServicer(proxy_pb2_grpc.ProxyServiceServicer):
         return _guarded(self._rerank(request))
 
     async def _rerank(self, request: RankRequest) -> AsyncGenerator[proxy_pb2.RankedDocument]:
-        scores = await request.pairs.scores(self._dispatcher, lambda done: None)
+        scores = await request.pairs.scores(self._dispatcher, current_call(), lambda done: None)
         for index in best_first(scores, request.top_n):
             yield proxy_pb2.RankedDocument(index=index, score=scores[index])
 
     async def _answer(self, request: AnswerRequest) -> AsyncGenerator[proxy_pb2.ChatEvent]:
         events = _Events(request.return_token_ids, request.tools, request.call.n)
-        async with aclosing(self._dispatcher.chat(request.call)) as batches:
+        async with aclosing(self._dispatcher.chat(request.call, current_call())) as batches:
             async for outputs in batches:
                 for output in outputs:
                     if (event := events.of(output)) is not None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from contextvars import ContextVar
 from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.base.errors import RequestError
 from triptych.proxy.http.json_body import error_json, retry_after
-from triptych.proxy.quotas.quota import HOLDER, Hold, Quota, QuotaExceeded
+from triptych.proxy.quotas.current_call import current_call, in_call
+from triptych.proxy.quotas.quota import Hold, Quota, QuotaExceeded
 
 #: Where a request's scope has its `Connection`.
 CONNECTION = "triptych.connection"
@@ -83,10 +83,6 @@ class Delivery:
         self._stack.close()
 
 
-#: The delivery of the reply that the running code makes; None where nothing is known of its connection.
-CURRENT_DELIVERY: ContextVar[Delivery | None] = ContextVar("delivery", default=None)
-
-
 class DeliveryMiddleware:
     """ASGI middleware: a request lasts until its client has taken the reply, or the connection has ended.
 
@@ -101,21 +97,20 @@ class DeliveryMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection: Connection | None = scope.get(CONNECTION)
-        delivery = Delivery(self._quota, HOLDER.get(), connection)
-        token = CURRENT_DELIVERY.set(delivery)
+        delivery = Delivery(self._quota, current_call().holder, connection)
         counts_itself = scope["method"] == "POST"
         try:
-            if counts_itself or connection is None:
-                await self._app(scope, receive, send)
-            else:
-                await connection.caught_up()
-                await self._app(scope, receive, CountedReply(delivery, send))
+            with in_call(delivery=delivery):
+                if counts_itself or connection is None:
+                    await self._app(scope, receive, send)
+                else:
+                    await connection.caught_up()
+                    await self._app(scope, receive, CountedReply(delivery, send))
             if connection is not None:
                 await connection.sent()
                 if not counts_itself:
                     await connection.caught_up()
         finally:
-            CURRENT_DELIVERY.reset(token)
             delivery.close()
 
 

@@ -18,12 +18,11 @@ from triptych.base.config import format_size
 from triptych.base.errors import InternalError, InvalidRequest, MethodNotAllowed, RequestError, TooLarge
 from triptych.base.log import log_fields
 from triptych.base.request import unknown_field
-from triptych.base.tracing.server_span import CURRENT_SPAN
-from triptych.proxy.http.delivery import CURRENT_DELIVERY
 from triptych.proxy.http.json_body import FEW_VALUES, count_values, error_event, error_json, retry_after
 from triptych.proxy.parsing.parse import Parse
 from triptych.proxy.parsing.parsers import INLINE_BYTES, THREAD_BYTES, Parsers
-from triptych.proxy.quotas.quota import HOLDER, Quota
+from triptych.proxy.quotas.current_call import current_call
+from triptych.proxy.quotas.quota import Quota
 
 HEADER = b"x-triptych-ignored-fields"
 #: Fields of OpenAI and vLLM that change nothing here, which is said in docs/api.md: they are never refused.
@@ -135,7 +134,7 @@ class PostEndpoint(ABC, Generic[P]):
         parse = self.parse(reply.request_id, content_type)
         few = len(raw) <= INLINE_BYTES and count_values(raw) <= FEW_VALUES
         work = partial(self._parsed, parse, reply)
-        return await self._parsers.run(HOLDER.get(), raw, parse, work, few=few)
+        return await self._parsers.run(current_call().holder, raw, parse, work, few=few)
 
     def _parsed(self, parse: Parse[P], reply: HttpReply, raw: bytes) -> P:
         request = parse(raw)
@@ -199,7 +198,7 @@ class BodyMiddleware:
         self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._bodies.hold(HOLDER.get()) as hold:
+        with self._bodies.hold(current_call().holder) as hold:
 
             async def counted() -> Message:
                 """The next message; QuotaExceeded when its bytes do not fit."""
@@ -240,11 +239,12 @@ class HttpReply:
         #: Of every reply to this request, whatever its status.
         self.headers: Headers = ()
         self._begun = False
-        self._span = CURRENT_SPAN.get()
+        call = current_call()
+        self._span = call.span
         self._clock = asyncio.get_running_loop().time
         #: When the write that is under way began.
         self._writing_since: float | None = None
-        self._delivery = CURRENT_DELIVERY.get()
+        self._delivery = call.delivery
         self._taken = 0
 
     def stalled(self, seconds: float) -> bool:

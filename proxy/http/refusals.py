@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from contextvars import ContextVar
-from dataclasses import dataclass
 
 import msgspec
 from starlette.responses import JSONResponse
@@ -16,19 +14,8 @@ from triptych.base.errors import RequestError, printable
 from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.http.connections import OPEN_PATHS
 from triptych.proxy.http.json_body import error_body, retry_after
-
-
-@dataclass(slots=True)
-class Arrival:
-    """`route` labels metrics; `counted`: a call that came of the request counts it at its end."""
-
-    route: str
-    counted: bool = False
-
-
-#: The request that is being served; None outside of any.
-CURRENT_ARRIVAL: ContextVar[Arrival | None] = ContextVar("arrival", default=None)
-
+from triptych.proxy.quotas.call_context import Arrival
+from triptych.proxy.quotas.current_call import in_call
 
 SECONDS = 60.0
 #: Characters of an event's text in the log.
@@ -112,11 +99,10 @@ class RefusalMiddleware:
                 body = message.get("body", b"")
             return send(message)  # no coroutine of its own: it is called for every token
 
-        token = CURRENT_ARRIVAL.set(arrival)
         try:
-            await self._app(scope, receive, watched)
+            with in_call(arrival=arrival):
+                await self._app(scope, receive, watched)
         finally:
-            CURRENT_ARRIVAL.reset(token)
             if status >= 400 and not arrival.counted and scope["path"] not in OPEN_PATHS:
                 self._refusals.add(status, arrival.route, _code(body))
 

@@ -18,7 +18,8 @@ from yarl import URL
 
 from triptych import __version__
 from triptych.proxy.http.peers import Address, Network, parse_networks
-from triptych.proxy.quotas.quota import HOLDER, Quota, QuotaThreads
+from triptych.proxy.quotas.current_call import current_call
+from triptych.proxy.quotas.quota import Quota, QuotaThreads
 
 #: Own tables, since `ipaddress.is_global` differs between Python's patch releases.
 _NOT_PUBLIC_4 = tuple(
@@ -170,7 +171,7 @@ class MediaConnections:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 look_up = partial(self._look_up, host, port)
-                entries = await self._threads.run(HOLDER.get(), look_up)
+                entries = await self._threads.run(current_call().holder, look_up)
         except (OSError, UnicodeError) as error:  # OSError: also gaierror and TimeoutError
             again = isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
             if again or isinstance(error, TimeoutError):

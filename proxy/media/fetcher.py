@@ -21,7 +21,8 @@ from triptych.proxy.http.refusals import PeriodicLog
 from triptych.proxy.media.connection import AddressRefused, MediaConnections, NameUnanswered
 from triptych.proxy.media.source import IMAGES, MAGIC_BYTES, MediaKind, WebUrl, parse_web_url
 from triptych.proxy.media.spool import MediaSpool, SpooledMedia
-from triptych.proxy.quotas.quota import HOLDER, Quota
+from triptych.proxy.quotas.current_call import current_call
+from triptych.proxy.quotas.quota import Quota
 
 _CHUNK = 256 << 10
 #: Accepted content types of responses; the first bytes decide, but HTML pages are refused unread.
@@ -188,7 +189,7 @@ class MediaFetcher:
 
         The timeout does not include the wait for other fetches to end.
         """
-        with await self._places.wait(HOLDER.get(), 1):
+        with await self._places.wait(current_call().holder, 1):
             started = time.monotonic()
             result, cause = "given_up", str(source.url.raw_host)
             try:

@@ -15,7 +15,8 @@ from typing import TypeVar
 
 from triptych.base.errors import ConfigError, InternalError
 from triptych.base.metrics import ProxyMetrics
-from triptych.proxy.quotas.quota import HOLDER, Hold, QuotaThreads
+from triptych.proxy.quotas.current_call import current_call
+from triptych.proxy.quotas.quota import Hold, QuotaThreads
 from triptych.proxy.quotas.table import QuotaTable
 
 T = TypeVar("T")
@@ -94,7 +95,7 @@ class MediaSpool:
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Runs `work` in a thread."""
-        return await self.threads.run(HOLDER.get(), work)
+        return await self.threads.run(current_call().holder, work)
 
     def close(self) -> None:
         self.threads.close()
@@ -111,7 +112,7 @@ class SpoolWriter:
 
     def __init__(self, spool: MediaSpool) -> None:
         self.nbytes = 0
-        self.holder = HOLDER.get()
+        self.holder = current_call().holder
         self._spool = spool
         self._pieces: list[bytes] = []
         self._pending = 0
@@ -259,7 +260,7 @@ class MediaHold:
 
     def count(self, spool: MediaSpool, nbytes: int) -> None:
         """Reserves memory for bytes that the request itself keeps, until the last user leaves."""
-        holder = HOLDER.get()
+        holder = current_call().holder
         spool.reserve(holder, memory=nbytes)
         self._counted.append((spool, holder, nbytes))
 

@@ -16,7 +16,7 @@ from triptych.protos import pd_pb2
 from triptych.protos.convert import error_from_proto
 from triptych.proxy.pd.wire import PDStub, connect
 from triptych.proxy.pool import WorkerPool
-from triptych.proxy.quotas.quota import HOLDER
+from triptych.proxy.quotas.current_call import current_call
 
 QUERY_SECONDS = 10.0
 
@@ -39,7 +39,7 @@ class PDQueries:
         self._pool = pool
 
     async def tokenize(self, model: str, message: pd_pb2.TokenizeRequest) -> Tokenized:
-        message.tenant = tenant_digest(HOLDER.get())
+        message.tenant = tenant_digest(current_call().holder)
         reply = await self._ask(model, lambda stub: stub.Tokenize, message)
         if reply.HasField("error"):
             raise error_from_proto(reply.error)
@@ -51,7 +51,7 @@ class PDQueries:
         message = pd_pb2.DetokenizeRequest(
             token_ids=token_ids,
             skip_special_tokens=skip_special_tokens,
-            tenant=tenant_digest(HOLDER.get()),
+            tenant=tenant_digest(current_call().holder),
         )
         reply = await self._ask(model, lambda stub: stub.Detokenize, message)
         if reply.HasField("error"):

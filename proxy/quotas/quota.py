@@ -9,9 +9,8 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self, TypeVar
@@ -19,20 +18,6 @@ from typing import Literal, Self, TypeVar
 from triptych.base.errors import Overloaded
 
 RETRY_AFTER = 2.0
-#: For whom the running code holds: the principal's id, empty where no keys are in use. It follows the task of
-#: a request.
-HOLDER: ContextVar[str] = ContextVar("holder", default="")
-
-
-@contextlib.contextmanager
-def held_for(holder: str) -> Iterator[None]:
-    """What the block holds is the holder's."""
-    before = HOLDER.get()
-    HOLDER.set(holder)
-    try:
-        yield
-    finally:
-        HOLDER.set(before)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from triptych.base.metrics import ProxyMetrics
 from triptych.base.types import Usage
 from triptych.proxy.call.chat import ChatCall, Delta, Done, ItemTiming, Output, Started
 from triptych.proxy.call.validation import name_field, name_prompt
-from triptych.proxy.http.delivery import CURRENT_DELIVERY
 from triptych.proxy.ports import Link
+from triptych.proxy.quotas.call_context import CallDelivery
 from triptych.proxy.quotas.quota import Quota, QuotaExceeded
 from triptych.proxy.requests.lifecycle import Lifecycle
 from triptych.proxy.requests.recorder import RequestTrace, RequestView
@@ -347,12 +347,20 @@ class ReplyMemory:
     cannot wait for its client: it ends where the quota has no more.
     """
 
-    def __init__(self, quota: Quota, holder: str, *, whole: bool, logprobs: int | None = None) -> None:
+    def __init__(
+        self,
+        quota: Quota,
+        holder: str,
+        *,
+        whole: bool,
+        logprobs: int | None = None,
+        delivery: CallDelivery | None = None,
+    ) -> None:
         self.hold = quota.hold(holder, STEP)
         each = _DELTA_BYTES + (0 if logprobs is None else _LOGPROB_BYTES * (1 + logprobs))
         #: Outputs that may wait before they are measured: of a client that reads fewer wait.
         self.unmeasured = STEP // each
-        self._delivery = CURRENT_DELIVERY.get()
+        self._delivery = delivery
         self._whole = whole
         #: Bytes of a reply in one piece that have been read, of outputs that wait, and how many these are.
         self._read = self._waiting = self._measured = 0

@@ -15,6 +15,7 @@ from triptych.base.errors import RequestError
 from triptych.base.types import SamplingParams
 from triptych.protos import pd_pb2
 from triptych.proxy.call.chat import ChatCall, ChatMessage
+from triptych.proxy.quotas.call_context import NOBODY
 from triptych.store.embedding_store import EmbeddingStore
 
 KNOWN = {
@@ -37,7 +38,7 @@ async def tell(cluster: FakeCluster, events: list[pd_pb2.RequestEvent]) -> None:
     call = ChatCall("fuzzed", MODEL, (ChatMessage("user", "x"),), SamplingParams(max_tokens=3), 5.0)
 
     async def listen() -> None:
-        async for outputs in cluster.dispatcher.chat(call):
+        async for outputs in cluster.dispatcher.chat(call, NOBODY):
             assert outputs
 
     listening = asyncio.create_task(listen())

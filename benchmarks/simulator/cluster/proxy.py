@@ -23,6 +23,7 @@ from triptych.proxy.call.chat import ChatCall, ChatMessage, Delta, Done, Timings
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.media.source import AudioPart, ImagePart, VideoPart
 from triptych.proxy.media.spool import MediaHold
+from triptych.proxy.quotas.call_context import NOBODY
 from triptych.proxy.workers import KnownWorkers
 from triptych.simulator.cluster.context import SimulationContext
 from triptych.simulator.cluster.requests import SimulatedRequest
@@ -164,7 +165,7 @@ class SimulatedProxy:
         waking the client for every token would take most of the simulation's time.
         """
         received, last = 0, None
-        async with aclosing(self.dispatcher.chat(self._call(client.request))) as reply:
+        async with aclosing(self.dispatcher.chat(self._call(client.request), NOBODY)) as reply:
             async for outputs in reply:
                 received += sum(len(output.token_ids) for output in outputs if isinstance(output, Delta))
                 last = outputs[-1]

@@ -11,6 +11,7 @@ from triptych.proxy.call.chat import ChatCall, ChatMessage, Delta, Started
 from triptych.proxy.media.source import AudioPart
 from triptych.proxy.openai.audio.request import TranscriptionRequest
 from triptych.proxy.openai.audio.transcriber import ChatBackend, FileTranscript
+from triptych.proxy.quotas.current_call import current_call
 
 #: What Qwen3-ASR writes before and after a language's name, and then the transcript.
 _BEFORE, _AFTER = "language ", "<asr_text>"
@@ -31,7 +32,7 @@ class ChatTranscriber:
         """The text piece by piece. Closing the generator cancels the request."""
         assert self._call.transcription is not None
         self.transcript.language = self._call.transcription.language
-        async with aclosing(self._backend.chat(self._call)) as batches:
+        async with aclosing(self._backend.chat(self._call, current_call())) as batches:
             async for outputs in batches:
                 for output in outputs:
                     if isinstance(output, Started):

@@ -12,6 +12,8 @@ from triptych.base.errors import DeadlineExceeded, InternalError, InvalidRequest
 from triptych.base.types import FinishReason, PositionLogprobs, TimestampTokens
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started
 from triptych.proxy.openai.audio.request import TranscriptionRequest, detection_of, window_of
+from triptych.proxy.quotas.call_context import CallContext
+from triptych.proxy.quotas.current_call import current_call
 
 #: Seconds of one feature frame, the same for all Whisper models.
 FRAME_SECONDS = 0.01
@@ -94,7 +96,7 @@ def _seconds(window: Window, token: int, times: TimestampTokens) -> float:
 class ChatBackend(Protocol):
     """The dispatcher's part that the transcriber uses: one call per window."""
 
-    def chat(self, call: ChatCall) -> AsyncGenerator[list[Output], None]: ...
+    def chat(self, call: ChatCall, context: CallContext) -> AsyncGenerator[list[Output], None]: ...
 
 
 class DetokenizeBackend(Protocol):
@@ -199,7 +201,9 @@ class Transcriber:
             return
         result = _WindowOutput()
         try:
-            async with aclosing(self._backend.chat(self._with_deadline(detection_of(self._call)))) as batches:
+            async with aclosing(
+                self._backend.chat(self._with_deadline(detection_of(self._call)), current_call())
+            ) as batches:
                 async for outputs in batches:
                     for output in outputs:
                         result.add(output)
@@ -227,7 +231,7 @@ class Transcriber:
         """A file of one window: its text as it comes. Nothing for a longer file, which needs timestamps."""
         result = _WindowOutput()
         batches = await self._superseded.enter_async_context(
-            aclosing(self._backend.chat(self._window_call(0, 0)))
+            aclosing(self._backend.chat(self._window_call(0, 0), current_call()))
         )
         async for outputs in batches:
             text = "".join([result.add(output) for output in outputs])
@@ -267,7 +271,7 @@ class Transcriber:
 
     async def _window(self, index: int, start: int) -> _WindowOutput:
         result = _WindowOutput()
-        async with aclosing(self._backend.chat(self._window_call(index, start))) as batches:
+        async with aclosing(self._backend.chat(self._window_call(index, start), current_call())) as batches:
             async for outputs in batches:
                 for output in outputs:
                     result.add(output)

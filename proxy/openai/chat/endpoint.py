@@ -25,6 +25,7 @@ from triptych.proxy.http.json_body import DONE, event, to_json
 from triptych.proxy.openai.chat.request import ChatBody, ChatReplyOptions, parse_body
 from triptych.proxy.parsing.parse import Option, Parse
 from triptych.proxy.pd.queries import PDQueries
+from triptych.proxy.quotas.current_call import current_call
 
 Json = dict[str, object]
 _STAGES = ("queue", "fetch", "encode", "save", "load", "prefill", "decode")
@@ -107,7 +108,7 @@ class ChatEndpoint(CallEndpoint[tuple[ChatCall, ChatReplyOptions]]):
     async def answer(self, request: tuple[ChatCall, ChatReplyOptions], reply: HttpReply) -> None:
         call, options = request
         model = self.dispatcher.resolve_model(call.model)
-        async with aclosing(self.dispatcher.chat(call)) as batches:
+        async with aclosing(self.dispatcher.chat(call, current_call())) as batches:
             if not options.stream:
                 await reply.whole(await whole_reply(call.label, model, options, batches))
                 return

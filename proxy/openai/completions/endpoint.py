@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 
 from triptych.base.types import PositionLogprobs, Usage
 from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started, Timings
@@ -20,6 +21,7 @@ from triptych.proxy.openai.completions.request import (
     parse_completion,
 )
 from triptych.proxy.parsing.parse import Parse
+from triptych.proxy.quotas.current_call import current_call
 
 
 class CompletionBook:
@@ -226,7 +228,9 @@ class CompletionsEndpoint(CallEndpoint[CompletionRequest]):
     async def answer(self, request: CompletionRequest, reply: HttpReply) -> None:
         model = self.dispatcher.resolve_model(request.calls[0].model)
         book = CompletionBook(request.request_id, model, request.options, await self._echoes(request, model))
-        async with aclosing(all_together(self.dispatcher.chat, request.calls)) as batches:
+        async with aclosing(
+            all_together(partial(self.dispatcher.chat, context=current_call()), request.calls)
+        ) as batches:
             if not request.options.stream:
                 whole = CompletionReply(book)
                 async for prompt, outputs in batches:

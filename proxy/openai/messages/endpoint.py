@@ -23,6 +23,7 @@ from triptych.proxy.openai.messages.request import (
 )
 from triptych.proxy.openai.tokenize import TokenizeEndpoint, TokenizeQuery, query_of
 from triptych.proxy.parsing.parse import Parse
+from triptych.proxy.quotas.current_call import current_call
 
 #: Of each kind of block: its text's field, and how deltas of it are called.
 _TEXTS = {
@@ -158,7 +159,7 @@ class MessagesEndpoint(CallEndpoint[MessagesRequest]):
     async def answer(self, request: MessagesRequest, reply: HttpReply) -> None:
         book = MessageBook(request, self.dispatcher.resolve_model(request.call.model))
         try:
-            async with aclosing(self.dispatcher.chat(request.call)) as batches:
+            async with aclosing(self.dispatcher.chat(request.call, current_call())) as batches:
                 if request.options.stream:
                     await reply.stream(batches, book.events)
                     return

@@ -15,6 +15,7 @@ from triptych.proxy.http.json_body import named_event, to_json
 from triptych.proxy.openai.chat.endpoint import CallEndpoint, Json, ends, position_logprobs, timings_body
 from triptych.proxy.openai.responses.request import ResponsesBody, ResponsesRequest, parse_responses
 from triptych.proxy.parsing.parse import Parse
+from triptych.proxy.quotas.current_call import current_call
 
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
@@ -238,7 +239,7 @@ class ResponsesEndpoint(CallEndpoint[ResponsesRequest]):
             await reply.part(b"".join(map(named_event, book.fail(named))), last=True)
 
     async def _answer(self, request: ResponsesRequest, book: ResponseBook, reply: HttpReply) -> None:
-        async with aclosing(self.dispatcher.chat(request.call)) as batches:
+        async with aclosing(self.dispatcher.chat(request.call, current_call())) as batches:
             if not request.options.stream:
                 async for outputs in batches:
                     for _ in book.take(outputs):

@@ -6,6 +6,7 @@ import base64
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Literal
 
 import msgspec
@@ -14,7 +15,6 @@ from msgspec import Meta
 from triptych.base.errors import InvalidRequest
 from triptych.proxy.call.chat import ChatCall, Done, PoolingOptions
 from triptych.proxy.call.pooled import MAX_INPUTS, input_calls, pool_all, pooled_call, vector_of
-from triptych.proxy.http.delivery import CURRENT_DELIVERY
 from triptych.proxy.http.endpoint import HttpReply
 from triptych.proxy.http.json_body import decode_body, to_json
 from triptych.proxy.openai.chat.endpoint import CallEndpoint
@@ -29,7 +29,8 @@ from triptych.proxy.openai.fields.sampling import (
     late,
 )
 from triptych.proxy.parsing.parse import Parse
-from triptych.proxy.quotas.quota import HOLDER, Quota
+from triptych.proxy.quotas.current_call import current_call
+from triptych.proxy.quotas.quota import Quota
 
 
 class PooledBody(msgspec.Struct, kw_only=True):
@@ -160,7 +161,7 @@ class EmbeddingsEndpoint(CallEndpoint[EmbeddingRequest]):
             made.put(index, to_json({"object": "embedding", "index": index, "embedding": given}))
             made.count(done)
 
-        await pool_all(self.dispatcher.chat, request.calls, keep)
+        await pool_all(partial(self.dispatcher.chat, context=current_call()), request.calls, keep)
         await reply.whole(made.body(list_head(f"embd-{reply.request_id}", model), "data"))
 
 
@@ -168,9 +169,10 @@ class PooledReply:
     """A reply of one part for each call, which count as the reply's memory as they come."""
 
     def __init__(self, quota: Quota, count: int = 0) -> None:
-        self._hold = quota.hold(HOLDER.get(), 0)
-        if (delivery := CURRENT_DELIVERY.get()) is not None:
-            delivery.keep(self._hold)
+        call = current_call()
+        self._hold = quota.hold(call.holder, 0)
+        if call.delivery is not None:
+            call.delivery.keep(self._hold)
         self._parts: list[bytes] = [b""] * count
         self._prompt_tokens = self._cached_tokens = 0
 

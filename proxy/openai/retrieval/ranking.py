@@ -25,6 +25,7 @@ from triptych.proxy.openai.retrieval.embeddings import (
     refuse_unserved,
 )
 from triptych.proxy.parsing.parse import Parse
+from triptych.proxy.quotas.current_call import current_call
 
 Instruction = Annotated[
     str | None, Meta(description="What a reranker is to judge by, in place of its own instruction.")
@@ -124,7 +125,7 @@ class RerankEndpoint(CallEndpoint[RerankRequest]):
     async def answer(self, request: RerankRequest, reply: HttpReply) -> None:
         model = self.dispatcher.resolve_model(request.pairs.first.model)
         made = PooledReply(self.dispatcher.quotas["replies"])
-        scores = await request.pairs.scores(self.dispatcher, made.count)
+        scores = await request.pairs.scores(self.dispatcher, current_call(), made.count)
         for index in best_first(scores, request.top_n):
             result: dict[str, object] = {"index": index, "relevance_score": scores[index]}
             if request.documents:
@@ -146,6 +147,6 @@ class ScoreEndpoint(CallEndpoint[PairScoring]):
     async def answer(self, request: PairScoring, reply: HttpReply) -> None:
         model = self.dispatcher.resolve_model(request.first.model)
         made = PooledReply(self.dispatcher.quotas["replies"])
-        for index, score in enumerate(await request.scores(self.dispatcher, made.count)):
+        for index, score in enumerate(await request.scores(self.dispatcher, current_call(), made.count)):
             made.append(to_json({"index": index, "object": "score", "score": score}))
         await reply.whole(made.body(list_head(f"score-{reply.request_id}", model), "data"))

@@ -52,7 +52,7 @@ class BareDoor:
         self.resolve_model(name)
         return False
 
-    async def chat(self, call: Any) -> AsyncIterator[Any]:
+    async def chat(self, call: Any, context: Any) -> AsyncIterator[Any]:
         self.resolve_model("")
         yield
 

@@ -20,6 +20,7 @@ from triptych.pd_worker.vllm.pooled import probe_of
 from triptych.pd_worker.vllm.worker import VLLMWorker, load_front_model
 from triptych.pd_worker.worker import PDModel
 from triptych.protos import pd_pb2_grpc
+from triptych.protos.error_replies import ErrorReplies
 from triptych.store.embedding_store import EmbeddingStore
 
 _MODELS: dict[str, PDModel] = {}
@@ -78,7 +79,7 @@ async def fronting(
     health = EngineHealth(vllm, config.stall_timeout)
     connection = EngineConnection(vllm, health, await health.first_answer())
     worker = VLLMWorker(config, model, connection, store, metrics)
-    grpc_server = make_server()
+    grpc_server = make_server(interceptors=[ErrorReplies()])
     port = grpc_server.add_insecure_port("127.0.0.1:0")
     pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, grpc_server)
     worker.start()

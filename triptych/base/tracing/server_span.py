@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar
-
 from triptych.base.tracing import attributes as names
 from triptych.base.tracing.attributes import Value
 from triptych.base.tracing.context import SpanContext
@@ -95,7 +93,3 @@ class ServerSpan:
             }
         )
         self.tracer.end(self._span, error=self._error)
-
-
-#: The span of the request that the running code serves; it follows the request's tasks and threads.
-CURRENT_SPAN: ContextVar[ServerSpan | None] = ContextVar("server_span", default=None)

@@ -23,6 +23,7 @@ from triptych.base.engine_beat import BusyClock
 from triptych.base.errors import RequestError
 from triptych.base.machine.worker_load import read_load
 from triptych.proxy.auth.keys import KeyLimits, KeyRing
+from triptych.proxy.quotas.call_context import NOBODY
 from triptych.store.embedding_store import EmbeddingStore
 
 ALICE, BOB, OPERATOR = "alices-key-0123456789", "bobs-key-0123456789ab", "operators-key-0123456789"
@@ -210,7 +211,7 @@ async def test_requests_that_have_ended_are_listed_newest_slowest_or_failed_firs
     await live.ask("first", "a")
     await live.ask("second")
     with pytest.raises(RequestError):
-        await anext(aiter(live.cluster.dispatcher.chat(failing_call(0))))
+        await anext(aiter(live.cluster.dispatcher.chat(failing_call(0), NOBODY)))
 
     async def labels(query: str) -> list[str]:
         status, reply = await live.get(f"/cluster/requests{query}")
@@ -276,7 +277,7 @@ async def test_records_of_many_requests_are_bounded(live: Watched) -> None:
     calls = live.cluster.live.calls
     for index in range(400):
         with pytest.raises(RequestError):
-            await anext(aiter(live.cluster.dispatcher.chat(failing_call(index))))
+            await anext(aiter(live.cluster.dispatcher.chat(failing_call(index), NOBODY)))
     # The newest, and of older ones those that failed.
     assert len(list(calls._ended.all())) == 384 and not calls._open
     assert len(calls._names) == 384 and not calls._rows  # nobody has seen a row

@@ -7,6 +7,7 @@ import struct
 import threading
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 import pytest
 
@@ -17,6 +18,7 @@ from triptych.proxy.call.chat import ChatCall, Done, Output, PoolingOptions, Tim
 from triptych.proxy.call.pairs import Pair, PairScoring, best_first
 from triptych.proxy.call.pooled import AT_ONCE, MAX_INPUTS, input_calls, pool_all, pooled_call, vector_of
 from triptych.proxy.media.spool import MediaHold
+from triptych.proxy.quotas.call_context import NOBODY, CallContext
 
 FIRST = pooled_call("r", "m", 60.0, PoolingOptions(), "", {})
 
@@ -34,7 +36,7 @@ class Dispatch:
         self.calls: list[ChatCall] = []
         self.cancelled: list[object] = []
 
-    async def chat(self, call: ChatCall) -> AsyncGenerator[list[Output], None]:
+    async def chat(self, call: ChatCall, context: CallContext) -> AsyncGenerator[list[Output], None]:
         if self.running >= self.places:
             raise Overloaded("full", retry_after=1.0)
         self.running += 1
@@ -60,7 +62,8 @@ class Dispatch:
 async def pool(dispatch: Dispatch, count: int) -> dict[int, float]:
     ends: dict[int, float] = {}
     calls = input_calls(FIRST, [str(n) for n in range(count)], "input", several=True)
-    await pool_all(dispatch.chat, calls, lambda at, end: ends.update({at: float(vector_of(end)[0])}))
+    chat = partial(dispatch.chat, context=NOBODY)
+    await pool_all(chat, calls, lambda at, end: ends.update({at: float(vector_of(end)[0])}))
     return ends
 
 
@@ -74,12 +77,12 @@ async def test_each_input_has_its_own_vector_and_as_many_are_under_way_as_have_p
 class Patient(Dispatch):
     """Refuses a call only after the one under way has ended."""
 
-    async def chat(self, call: ChatCall) -> AsyncGenerator[list[Output], None]:
+    async def chat(self, call: ChatCall, context: CallContext) -> AsyncGenerator[list[Output], None]:
         if self.running:
             while self.running:
                 await asyncio.sleep(0)
             raise Overloaded("full", retry_after=1.0)
-        async with aclosing(super().chat(call)) as batches:
+        async with aclosing(super().chat(call, context)) as batches:
             async for outputs in batches:
                 yield outputs
 
@@ -155,13 +158,13 @@ async def test_the_calls_of_a_request_with_many_documents_are_not_made_on_the_ev
         def scores_pairs(self, model: str) -> bool:
             return by_pairs
 
-        async def chat(self, call: ChatCall) -> AsyncGenerator[list[Output], None]:
+        async def chat(self, call: ChatCall, context: CallContext) -> AsyncGenerator[list[Output], None]:
             await asyncio.sleep(0)
             yield [done()]
 
     monkeypatch.setattr(pairs, "MediaHold", Hold)
     documents = tuple(Pair("q", "query", f"d{at}", f"documents[{at}]") for at in range(MAX_INPUTS))
-    scores = await PairScoring(FIRST, documents).scores(Scores(), lambda done: None)
+    scores = await PairScoring(FIRST, documents).scores(Scores(), NOBODY, lambda done: None)
     assert scores == [1.0] * MAX_INPUTS
     assert len(made) >= MAX_INPUTS
     assert threading.current_thread() not in made

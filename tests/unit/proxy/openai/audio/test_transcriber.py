@@ -25,6 +25,7 @@ from triptych.proxy.openai.audio.transcriber import (
     WindowSegments,
     segment_window,
 )
+from triptych.proxy.quotas.call_context import CallContext
 
 TIMES = TimestampTokens(5000, 0.02)
 END = 2
@@ -100,7 +101,7 @@ class Backend:
         self.texts = texts
         self.calls: list[ChatCall] = []
 
-    async def chat(self, call: ChatCall) -> AsyncGenerator[list[Output], None]:
+    async def chat(self, call: ChatCall, context: CallContext) -> AsyncGenerator[list[Output], None]:
         self.calls.append(call)
         yield [Started((1, 2), frames=(0, 250, 250))]
         for text in self.texts:

@@ -62,7 +62,7 @@ class Queued:
     def resolve_model(self, name: str) -> str:
         return "m"
 
-    async def chat(self, call: object) -> AsyncIterator[list[Output]]:
+    async def chat(self, call: object, context: object) -> AsyncIterator[list[Output]]:
         try:
             while True:
                 outputs = await self.output.drain()
