@@ -20,7 +20,7 @@ PACKAGES := $(VENV)/.packages
 TOOLS  := .tools
 PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 
-.PHONY: serve check install-proxy test test-unit test-slow test-transformers test-vllm test-load-tools load-tools gpu tools images lint proto client bench install clean
+.PHONY: serve check install-proxy test test-unit test-slow test-transformers test-vllm test-load-tools load-tools gpu tools images lint proto client openapi bench install clean
 
 define new_venv
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
@@ -33,7 +33,7 @@ $(PACKAGES): pyproject.toml constraints.txt
 	$(new_venv)
 	$(BIN)/pip install -q $(PIP_TORCH_ARGS) "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python deploy/docker/requirements.py dev > $(VENV)/dev.txt
-	$(BIN)/pip install -q -c constraints.txt -e ".[worker,embedded,ray,cert,bench,otel]" -r $(VENV)/dev.txt
+	$(BIN)/pip install -q -c constraints.txt -e ".[worker,embedded,ray,cert,client,top,doctor,bench,otel]" -r $(VENV)/dev.txt
 	touch $@
 
 $(STAMP): $(PACKAGES) $(wildcard triptych/kernels/*.cpp triptych/kernels/*.h)
@@ -46,7 +46,7 @@ install: $(STAMP)
 $(VENV)/.proxy: pyproject.toml constraints.txt
 	$(new_venv)
 	$(BIN)/python deploy/docker/requirements.py dev-proxy > $(VENV)/dev-proxy.txt
-	$(BIN)/pip install -q -c constraints.txt -e ".[embedded,otel]" -r $(VENV)/dev-proxy.txt
+	$(BIN)/pip install -q -c constraints.txt -e ".[embedded,otel,client,top,doctor]" -r $(VENV)/dev-proxy.txt
 	touch $@
 
 install-proxy: $(VENV)/.proxy
@@ -152,6 +152,10 @@ proto: $(STAMP)
 # The blocking client, from the one for asyncio.
 client: $(STAMP)
 	$(BIN)/python tests/tools/sync_client.py
+
+# The API's description that the proxy serves.
+openapi: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python -m support.openapi
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)

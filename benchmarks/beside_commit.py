@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -50,7 +51,8 @@ def main() -> None:
             sys.stdout.flush()
     finally:
         for side in sides:
-            side.terminate()
+            assert side.stdin is not None
+            side.stdin.close()  # it ends with its children
             side.wait()
 
 
@@ -82,15 +84,21 @@ def _ask(side: subprocess.Popen[str], case: str) -> float:
 
 def side() -> None:
     """One checkout's processes: answers the names of cases with figures."""
-    from benchmarks.proxy_relay.__main__ import relay, served
-    from benchmarks.proxy_relay.processes import children, counting_process, pd_process, proxy_process
-
+    try:
+        program, processes = map(
+            import_module, ("benchmarks.micro.proxy_relay", "benchmarks.micro.proxy_processes")
+        )
+    except ModuleNotFoundError:  # an older commit, which has a package of them
+        program, processes = map(
+            import_module, ("benchmarks.proxy_relay.__main__", "benchmarks.proxy_relay.processes")
+        )
+    relay, served = program.relay, program.served
     decode, come_and_go = _engine()
-    with children() as start:
-        _, pd_port = start(pd_process, 8)
-        proxy, port = start(proxy_process, pd_port)
-        _, counting_port = start(counting_process)
-        text_proxy, text_port = start(proxy_process, counting_port)
+    with processes.children() as start:
+        _, pd_port = start(processes.pd_process, 8)
+        proxy, port = start(processes.proxy_process, pd_port)
+        _, counting_port = start(processes.counting_process)
+        text_proxy, text_port = start(processes.proxy_process, counting_port)
         time.sleep(1.0)
         cases: dict[str, Callable[[], float]] = {
             "relay": lambda: 1 / asyncio.run(relay(port, proxy, 8, 2000))[0],

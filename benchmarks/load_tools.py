@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.result_page import RESULTS, TEMPLATES, fill, page_parser, publish
 from triptych.apps.launch.model_path import DEMO_MODEL
-from triptych.base.progress.progress import step
+from triptych.base.progress import Progress
 from triptych.goodput.launch import launched, parse_shape
 
 HOME = Path(__file__).resolve().parents[1] / ".tools"
@@ -229,7 +229,7 @@ def main() -> int:
     systems, rounds = {"triptych bench": ours, **chosen}, list[Means]()
     with tempfile.TemporaryDirectory() as home:
         cluster_of = launched(parse_shape("1E1PD"), str(endless_model(Path(home))), ("--kv-memory", "64MiB"))
-        with cluster_of as cluster, step("turns", options.rounds * len(systems)) as turns:
+        with cluster_of as cluster, Progress("turns", options.rounds * len(systems)) as turns:
             for turn in range(options.rounds + 1):  # the first round warms the server and every tool's caches
                 means: Means = {}
                 for name, tool in systems.items():

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Self
 
-import msgpack
+import msgspec
 
 from triptych.base.types import EmbeddingSource, ItemPlan
 from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorOutput, FailedLoad
-
-_LAYOUT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,36 +51,12 @@ class TransferMetadata(ECConnectorMetadata):
         return replace(self, fetches=(), moves=())
 
     def to_bytes(self) -> bytes:
-        return bytes(
-            msgpack.packb(
-                (
-                    _LAYOUT,
-                    self.step,
-                    [
-                        (astuple(each.plan), each.generation, astuple(each.source) if each.source else ())
-                        for each in self.fetches
-                    ],
-                    [astuple(load) for load in self.moves],
-                    [astuple(load) for load in self.drops],
-                )
-            )
-        )
+        return msgspec.msgpack.encode(self)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Self:
-        """The metadata that `to_bytes` made; ValueError for other bytes."""
-        layout, step, fetches, moves, drops = msgpack.unpackb(raw, use_list=False, strict_map_key=True)
-        if layout != _LAYOUT:
-            raise ValueError(f"connector metadata has layout {layout}, not {_LAYOUT}")
-        return cls(
-            step=step,
-            fetches=tuple(
-                Fetch(ItemPlan(*plan), generation, EmbeddingSource(*source) if source else None)
-                for plan, generation, source in fetches
-            ),
-            moves=tuple(LoadId(*load) for load in moves),
-            drops=tuple(LoadId(*load) for load in drops),
-        )
+        """The metadata that `to_bytes` made, by a process of the same release; ValueError for other bytes."""
+        return msgspec.msgpack.decode(raw, type=cls)
 
 
 class Reports:

@@ -14,7 +14,7 @@ from PIL import Image
 from triptych.base.config import EncoderConfig, format_size
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.machine.device import DeviceMemory, memory_of
-from triptych.base.progress.progress import step
+from triptych.base.progress import Progress
 from triptych.encoder_worker.graphs.graph_encoder import uncounted_bytes, with_graphs
 from triptych.models.base import EncoderSide, PreparedItem
 from triptych.models.checkpoint.support import check_supported, required_by_flags
@@ -51,7 +51,7 @@ def load_tower(config: EncoderConfig) -> EncoderSide:
     device = resolve_device(config.device)
     dtype = resolve_dtype(path, device, config.dtype)
     encoder = load_encoder(path, device=device, dtype=dtype, quantization=config.quantization)
-    with step("warming up"):
+    with Progress("warming up"):
         try:
             warm_up(encoder)
         except InvalidRequest as error:
@@ -79,7 +79,7 @@ def check_encoder_memory(config: EncoderConfig, encoder: EncoderSide, memory: De
     memory.reset_peak()
     held = memory.used() + uncounted_bytes(encoder)
     budget = config.device_memory or held + int(memory.free() * memory.share)
-    with step("measuring memory"), torch.inference_mode():
+    with Progress("measuring memory"), torch.inference_mode():
         encoder.encode(batch)
     activations = max(0, memory.peak() + uncounted_bytes(encoder) - held)
     # Returns what the run has left in torch's allocator.

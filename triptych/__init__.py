@@ -15,8 +15,13 @@ __version__ = "0.2.0"
 def __getattr__(name: str) -> object:
     """The clients and their errors, imported on first use: services need none."""
     if name in ("AsyncClient", "Client"):
-        from triptych.apps import client
-
+        try:
+            from triptych.apps import client
+        except ModuleNotFoundError as error:
+            if error.name != "httpx2":
+                raise
+            remedy = "pip install 'triptych[client]'"
+            raise ModuleNotFoundError(f"triptych.{name} needs httpx2: {remedy}", name="httpx2") from error
         return getattr(client, name)
     if name == "errors":
         return importlib.import_module("triptych.base.errors")

@@ -37,9 +37,8 @@ from benchmarks.against_peer.trials import (
 from benchmarks.baselines.cell import CellFiles, plan_cells, read_folder
 from benchmarks.baselines.cell_results import CellResults
 from benchmarks.baselines.matrix import Cells, Fixed, System
-from benchmarks.baselines.measure import warm_up
-from benchmarks.baselines.runner import MatrixRun, run_command
-from benchmarks.baselines.servers import Server, ServerPool
+from benchmarks.baselines.runner import MatrixRun, run_cells, run_command, started_pool
+from benchmarks.baselines.servers import Server
 from benchmarks.result_page import RESULTS, fill, publish, spread, table
 from triptych.base.errors import ConfigError
 from triptych.goodput.load.workload import Picture
@@ -64,17 +63,23 @@ def measure_again(run: Run) -> None:
     """Every picture twice, with another question before it, so that only embeddings can be found again."""
     file = run.folder / "again.jsonl"
     there = {(trial.system, trial.number) for trial in kept([file], Trial) if trial.case == SHOWINGS[1]}
-    pool = ServerPool(run.matrix.model, lambda _system, server: warm_up(server, run.display))
-    try:
-        for number in range(run.rounds):
-            for name in [*turn([name for name in REPLICATED if name in run.names], number), RIGHT]:
-                if (name, number) not in there:
-                    system = run.systems["triptych" if name == RIGHT else name]
-                    for result in _showings(run, pool.get(system), name, number):
-                        keep(file, result)
-                    pool.pause(system)
-    finally:
-        pool.close()
+    names = [name for name in REPLICATED if name in run.names]
+    left = [
+        (name, number)
+        for number in range(run.rounds)
+        for name in [*turn(names, number), RIGHT]
+        if (name, number) not in there
+    ]
+    pool = started_pool(run.matrix, run.display)
+
+    def system_of(cell: tuple[str, int]) -> System:
+        return run.systems["triptych" if cell[0] == RIGHT else cell[0]]
+
+    def measure(cell: tuple[str, int]) -> None:
+        for result in _showings(run, pool.get(system_of(cell)), *cell):
+            keep(file, result)
+
+    run_cells(pool, left, measure, system_of, run.display)
 
 
 def _showings(run: Run, server: Server, name: str, number: int) -> list[Trial]:

@@ -1,11 +1,11 @@
-"""The loop over loads, rounds and systems, one of which computes at a time; and its command line."""
+"""Rounds of loads and systems, one of which computes at a time; and their command line."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -18,8 +18,9 @@ from msgspec import structs
 from benchmarks.against_peer.loads import Load, Turn, decode_step, quiet, seed_of, turn
 from benchmarks.baselines.cell import chosen
 from benchmarks.baselines.matrix import Matrix, System, read_matrix
-from benchmarks.baselines.measure import target_of, warm_up
-from benchmarks.baselines.servers import ServerPool, cpu_seconds, machine_time, others_share
+from benchmarks.baselines.measure import target_of
+from benchmarks.baselines.runner import run_cells, started_pool
+from benchmarks.baselines.servers import cpu_seconds, machine_time, others_share
 from benchmarks.result_page import page_parser, publish
 from benchmarks.targets import record
 from triptych.base.errors import ConfigError
@@ -174,8 +175,7 @@ class Rounds:
         self._display = display
         self._file = options.results / f"{matrix.name}.jsonl"
         self._known: dict[str, RunSettings] = {}
-        self._pool = ServerPool(matrix.model, lambda _system, server: warm_up(server, display))
-        self._began = time.monotonic()
+        self._pool = started_pool(matrix, display)
 
     def run(self, loads: Sequence[Load]) -> bool:
         """Those of the loads that `--only` chooses: whether everything was measured.
@@ -183,44 +183,39 @@ class Rounds:
         Round by round: cut off anywhere, all loads are equally far.
         """
         asked = chosen({load.name: load for load in loads}, self._options.only)
-        try:
-            for name, system in self._systems.items():
-                seconds = self._pool.get(system).seconds_to_ready
+        first = self._options.first
+        cells = [
+            (load, name, number)
+            for number in range(first, first + self._options.rounds)
+            for load in asked
+            for name in turn(list(self._systems), number)
+        ]
+        with contextlib.closing(self._pool):
+            for system in self._systems.values():
+                self._pool.get(system)
                 self._pool.pause(system)
-                self._display.say(f"{name}: ready after {seconds:.1f} s")
-            parts = [(load, number) for number in range(self._options.rounds) for load in asked]
-            with self._display.step("all rounds", len(parts), "loads") as rounds:
-                for load, number in parts:
-                    if not self._round(load, self._options.first + number):
-                        return False
-                    rounds.advance()
-            return True
-        finally:
-            self._pool.close()
+            return run_cells(
+                self._pool,
+                cells,
+                lambda cell: self._measure(*cell),
+                lambda cell: self._systems[cell[1]],
+                self._display,
+                minutes=self._options.minutes,
+            )
 
-    def _round(self, load: Load, number: int) -> bool:
-        limit = self._options.minutes * 60
-        if limit and time.monotonic() - self._began > limit:
-            self._display.warn(f"{load.name}, round {number}: no time left")
-            return False
-        for name in turn(list(self._systems), number):
-            result = self._turn(load, name, number)
-            keep(self._file, result)
-            self._tell(result)
-        return True
+    def _measure(self, load: Load, name: str, number: int) -> None:
+        result = self._turn(load, name, number)
+        keep(self._file, result)
+        self._tell(result)
 
     def _turn(self, load: Load, name: str, number: int) -> Turn:
-        system = self._systems[name]
-        server = self._pool.get(system)
+        server = self._pool.get(self._systems[name])
         if name == "vllm-epd":
             server.empty_scratch()
         seed = seed_of(self._matrix.name, load, number)
         settings = self._ready(load, name, server.url, seed)
         before, cpu = machine_time(), cpu_seconds(server)
-        try:
-            window = Bench(settings, self._display).window(settings, seed)
-        finally:
-            self._pool.pause(system)
+        window = Bench(settings, self._display).window(settings, seed)
         if not server.alive():
             raise ConfigError(f"{name} died on {load.name}:\n{server.log_tail()}")
         others = others_share(before, machine_time())
@@ -292,7 +287,7 @@ def turns_parser(doc: str | None, page: Path, *, model: str, systems: str) -> ar
     result.add_argument("--only", action="append", default=[], help="pattern of loads; again for more")
     result.add_argument("--first", type=int, default=0, help="number of the first round")
     result.add_argument("--waves", type=int, default=2, help="measured requests by concurrency")
-    result.add_argument("--minutes", type=float, default=0.0, help="begin no round after these")
+    result.add_argument("--minutes", type=float, default=0.0, help="begin nothing after these")
     return result
 
 

@@ -38,7 +38,7 @@ from benchmarks.autoscale.comparison import (
 from benchmarks.autoscale.policies import ENCODER_SLO
 from benchmarks.autoscale.traces import PEAK_WORKERS, TRACES, UTILIZATION, Trace
 from benchmarks.result_page import RESULTS, fill, page_parser, publish
-from triptych.base.progress.progress import each
+from triptych.base.progress import each
 from triptych.goodput.report.plots import COLOURS
 from triptych.simulator.run import NOT_MODELLED
 

@@ -19,7 +19,7 @@ from benchmarks.baselines.measure import seconds_left
 from benchmarks.baselines.runner import MatrixRun, run_command
 from benchmarks.baselines.tables import report
 from benchmarks.result_page import RESULTS, page_parser, publish
-from triptych.base.progress.tasks import duration
+from triptych.base.progress import duration
 from triptych.goodput.report.display import Display
 
 RESULT = RESULTS / "baselines.md"

@@ -25,6 +25,9 @@ class Cell:
     system: str
     repeat: int
 
+    def __str__(self) -> str:
+        return self.name
+
     @property
     def name(self) -> str:
         return f"{self.kind}.{self.load}.{self.system}.{self.repeat}"

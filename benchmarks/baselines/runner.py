@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from typing import TypeVar
 
 from rich.console import Console
 
@@ -16,7 +17,6 @@ from benchmarks.baselines.matrix import Matrix, System, asked_of
 from benchmarks.baselines.measure import (
     CellFailed,
     Measured,
-    estimate,
     measure_cell,
     rate_of,
     seconds_left,
@@ -24,10 +24,12 @@ from benchmarks.baselines.measure import (
 )
 from benchmarks.baselines.servers import Server, ServerPool
 from triptych.base.errors import ConfigError, TriptychError
-from triptych.base.progress.tasks import duration
+from triptych.base.progress import Progress, duration
 from triptych.base.types import JsonObject
 from triptych.goodput.report.display import Display
 from triptych.goodput.report.machine import describe, load_average
+
+C = TypeVar("C")
 
 
 def run_command(work: Callable[[Display], bool]) -> int:
@@ -40,6 +42,53 @@ def run_command(work: Callable[[Display], bool]) -> int:
     except ConfigError as error:
         display.warn(str(error))
         return 2
+
+
+def run_cells(
+    pool: ServerPool,
+    cells: Sequence[C],
+    measure: Callable[[C], object],
+    system_of: Callable[[C], System],
+    display: Display,
+    *,
+    minutes: float = 0.0,
+    expected: Callable[[Sequence[C]], float] = lambda cells: 0.0,
+) -> bool:
+    """Measures the cells in their order, one system computing at a time: whether there was time for all.
+
+    `expected`: seconds that cells take; with `minutes` none begins that would end after them. A system ends
+    after its last cell.
+    """
+    began = time.monotonic()
+    try:
+        with Progress("all cells", len(cells), "cells") as progress:
+            for index, cell in enumerate(cells):
+                seconds = expected([cell])
+                if minutes and time.monotonic() - began + seconds > minutes * 60:
+                    display.warn(f"{cell} would take {duration(seconds)}: no time left for it")
+                    return False
+                progress.advance(0, left=expected(cells[index:]) or None)
+                system = system_of(cell)
+                try:
+                    measure(cell)
+                finally:
+                    pool.pause(system)
+                progress.advance()
+                if system.name not in {system_of(other).name for other in cells[index + 1 :]}:
+                    pool.end(system.name)
+        return True
+    finally:
+        pool.close()
+
+
+def started_pool(matrix: Matrix, display: Display) -> ServerPool:
+    """A pool whose servers say when they are ready, and are warm then."""
+
+    def after_start(system: System, server: Server) -> None:
+        display.say(f"{system.name}: ready after {server.seconds_to_ready:.1f} s")
+        warm_up(server, display)
+
+    return ServerPool(matrix.model, after_start)
 
 
 class MatrixRun:
@@ -57,12 +106,11 @@ class MatrixRun:
         self._matrix = matrix
         self._cells = cells
         self._files = files
-        self._seconds = minutes * 60
+        self._minutes = minutes
         self._retry_failed = retry_failed
         self._display = display
-        self._pool = ServerPool(matrix.model, self._warm_up)
+        self._pool = started_pool(matrix, display)
         self._load_at_start = load_average()
-        self._began = time.monotonic()
 
     def run(self, everything: Sequence[Cell]) -> bool:
         """Whether all cells are done; `everything` is the whole plan, whose rates count also for a part."""
@@ -71,23 +119,20 @@ class MatrixRun:
         self._files.write_plan(self._matrix, everything)
         left = [cell for cell in self._cells if self._is_left(finished.get(cell.name))]
         self._display.say(f"{len(self._cells) - len(left)} of {len(self._cells)} cells are there already")
-        try:
-            with self._display.step("all cells", len(left), "cells") as cells:
-                for index, cell in enumerate(left):
-                    expected = estimate(cell, finished.values())
-                    if self._seconds and time.monotonic() - self._began + expected > self._seconds:
-                        said = f"{cell.name} would take {duration(expected)}: no time left for it"
-                        self._display.warn(said)
-                        break
-                    cells.advance(0, left=seconds_left(left[index:], finished.values()))
-                    result = finished[cell.name] = self._cell(cell, finished)
-                    self._pool.pause(self._matrix.named(cell.system))
-                    cells.advance()
-                    self._tell(cell, result)
-                    if cell.system not in {other.system for other in left[index + 1 :]}:
-                        self._pool.end(cell.system)
-        finally:
-            self._pool.close()
+
+        def measure(cell: Cell) -> None:
+            finished[cell.name] = self._cell(cell, finished)
+            self._tell(cell, finished[cell.name])
+
+        run_cells(
+            self._pool,
+            left,
+            measure,
+            lambda cell: self._matrix.named(cell.system),
+            self._display,
+            minutes=self._minutes,
+            expected=lambda cells: seconds_left(cells, finished.values()),
+        )
         return all(finished.get(cell.name, {}).get("status") == "done" for cell in self._cells)
 
     def _check_asked(self, finished: Iterable[JsonObject]) -> None:
@@ -138,10 +183,6 @@ class MatrixRun:
         }
         self._files.write(cell, result)
         return result
-
-    def _warm_up(self, system: System, server: Server) -> None:
-        self._display.say(f"{system.name}: ready after {server.seconds_to_ready:.1f} s")
-        warm_up(server, self._display)
 
     def _tell(self, cell: Cell, result: JsonObject) -> None:
         if result["status"] == "failed":

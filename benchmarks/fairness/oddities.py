@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.fairness.flood import CALLS, CHAT, MODEL, TURN, Flood, at_paths, body_of, chat_post
+from benchmarks.fairness.flood import CALLS, CHAT, MODEL, TURN, Flood, Kind, at_paths, body_of, chat_post
 from benchmarks.fairness.sends import Call, Calls, Post, Raw, Send
 from triptych.protos import proxy_pb2
 
@@ -79,72 +79,73 @@ def dear_options(scale: float) -> Sequence[Send]:
     )
 
 
+_ROWS: tuple[tuple[str, str, Kind, frozenset[str], Callable[[float], Sequence[Send]], int, bool], ...] = (
+    (
+        "streams-left",
+        "answers of 4 x 3,000 tokens whose client goes with the first one, 32 at once",
+        "engine",
+        at_paths(CHAT),
+        streams_left,
+        32,
+        False,
+    ),
+    (
+        "many-heads",
+        "8,000 requests in one go, and one of 100,000 headers, without a key, on 16 connections",
+        "loop",
+        frozenset({_HEALTH}),
+        many_heads,
+        16,
+        True,
+    ),
+    (
+        "tiny-chunks",
+        "bodies of 200 KB in chunks of one byte, 8 at once",
+        "loop",
+        at_paths(CHAT),
+        tiny_chunks,
+        8,
+        False,
+    ),
+    (
+        "upgrades",
+        "upgrades to other protocols, and what is no HTTP, without a key, 8 at once",
+        "loop",
+        frozenset({_HEALTH}),
+        upgrades,
+        8,
+        True,
+    ),
+    (
+        "grpc-streams",
+        "2,000 small calls at once over one connection",
+        "engine",
+        frozenset({CALLS[0]}),
+        grpc_streams,
+        1,
+        False,
+    ),
+    (
+        "dear-choices",
+        "16 choices of 500 tokens with 20 logprobs, 4 calls at once",
+        "engine",
+        at_paths(CHAT),
+        dear_choices,
+        4,
+        False,
+    ),
+    (
+        "dear-options",
+        "biases, stops, bad words, schemas, expressions, as long as may be, repeated keys, 8 at once",
+        "engine",
+        at_paths(CHAT),
+        dear_options,
+        8,
+        False,
+    ),
+)
 #: They have no row on the page.
 ODDITIES = tuple(
     Flood(name, sends, "text", kind, doors, make, clients, again=True, keyless=keyless, page=False)
-    for name, sends, kind, doors, make, clients, keyless in (
-        (
-            "streams-left",
-            "answers of 4 x 3,000 tokens whose client goes with the first one, 32 at once",
-            "engine",
-            at_paths(CHAT),
-            streams_left,
-            32,
-            False,
-        ),
-        (
-            "many-heads",
-            "8,000 requests in one go, and one of 100,000 headers, without a key, on 16 connections",
-            "loop",
-            frozenset({_HEALTH}),
-            many_heads,
-            16,
-            True,
-        ),
-        (
-            "tiny-chunks",
-            "bodies of 200 KB in chunks of one byte, 8 at once",
-            "loop",
-            at_paths(CHAT),
-            tiny_chunks,
-            8,
-            False,
-        ),
-        (
-            "upgrades",
-            "upgrades to other protocols, and what is no HTTP, without a key, 8 at once",
-            "loop",
-            frozenset({_HEALTH}),
-            upgrades,
-            8,
-            True,
-        ),
-        (
-            "grpc-streams",
-            "2,000 small calls at once over one connection",
-            "engine",
-            frozenset({CALLS[0]}),
-            grpc_streams,
-            1,
-            False,
-        ),
-        (
-            "dear-choices",
-            "16 choices of 500 tokens with 20 logprobs, 4 calls at once",
-            "engine",
-            at_paths(CHAT),
-            dear_choices,
-            4,
-            False,
-        ),
-        (
-            "dear-options",
-            "biases, stops, bad words, schemas, expressions, as long as may be, repeated keys, 8 at once",
-            "engine",
-            at_paths(CHAT),
-            dear_options,
-            8,
-            False,
-        ),
-    )
+    for name, sends, kind, doors, make, clients, keyless in _ROWS
 )

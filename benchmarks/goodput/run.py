@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from triptych.base.errors import ConfigError
+from triptych.base.progress import Progress
 from triptych.base.types import JsonObject
 from triptych.goodput.launch import calibrate, find_model
 from triptych.goodput.measure.search import SearchLimits, SearchResult, Verdict, search
@@ -73,7 +74,7 @@ class Bench:
     def sweep(self, course: Course) -> None:
         """Every rate once, then every rate again: what changes over time then touches all of them."""
         rounds = course.repeats * ([self.settings.at(rate) for rate in course.rates] or [self.settings])
-        with self._display.step("all windows", len(rounds), "windows") as windows:
+        with Progress("all windows", len(rounds), "windows") as windows:
             for settings in rounds:
                 self.window(settings)
                 windows.advance()
@@ -88,7 +89,7 @@ class Bench:
             self._display.say(f"{rate:.4g}/s: {'sustained' if verdict.sustained else verdict.why}")
             return verdict
 
-        with self._display.step("search", unit="windows") as windows:
+        with Progress("search", unit="windows") as windows:
             return search(window, limits)
 
     def document(self, **more: Any) -> JsonObject:
@@ -147,7 +148,7 @@ def run_compare(paths: tuple[Path, Path], output: Output | None, display: Displa
 
 def run_ab(a: Bench, b: Bench, repeats: int, output: Output, display: Display) -> None:
     """Windows in turns, A B, B A, …, of the same requests; ratios window by window."""
-    with display.step("all windows", 2 * repeats, "windows") as windows:
+    with Progress("all windows", 2 * repeats, "windows") as windows:
         for repeat in range(repeats):
             seed = a.settings.seed * _SEED_STEP + repeat
             for bench in (a, b) if repeat % 2 == 0 else (b, a):

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks import transfer_paths
 from benchmarks.gpu.device_limits import DeviceLimits, known_limits, tower_work
 from benchmarks.gpu.engine_rounds import median_seconds
 from benchmarks.gpu.part_page import PartPage
 from benchmarks.gpu.random_models import random_weights, write_model
+from benchmarks.micro import transfer_paths
 from triptych.apps.launch.embedded_store import EmbeddedStore
 from triptych.base.config import MIB
 from triptych.base.machine.device import Device

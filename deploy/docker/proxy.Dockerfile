@@ -9,7 +9,7 @@ WORKDIR /build
 # get, which layers round: in a read-only image it could not be made again.
 RUN python3 -m venv pip && python3 -m venv --without-pip /opt/triptych
 COPY pyproject.toml constraints.txt deploy/docker/requirements.py ./
-RUN python3 requirements.py otel cert > requirements.txt \
+RUN python3 requirements.py otel cert doctor top > requirements.txt \
   && pip/bin/pip --python /opt/triptych/bin/python install --no-cache-dir --no-compile -c constraints.txt -r requirements.txt \
   && /opt/triptych/bin/python -m compileall -q -f -j 0 --invalidation-mode unchecked-hash /opt/triptych/lib
 COPY . .

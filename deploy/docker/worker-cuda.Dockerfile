@@ -14,7 +14,7 @@ COPY pyproject.toml constraints.txt deploy/docker/requirements.py ./
 RUN pip/bin/pip --python /opt/triptych/bin/python install --no-cache-dir --no-compile -c constraints.txt ${PIP_TORCH_ARGS} torch \
   && /opt/triptych/bin/python -c 'import sys, torch; torch.version.cuda or sys.exit( \
     f"torch {torch.__version__} has no CUDA: give the index of CUDA wheels, PIP_TORCH_ARGS=\"--index-url <index>\"")'
-RUN python3 requirements.py worker otel > requirements.txt \
+RUN python3 requirements.py worker otel doctor > requirements.txt \
   && pip/bin/pip --python /opt/triptych/bin/python install --no-cache-dir --no-compile -c constraints.txt -r requirements.txt \
   && /opt/triptych/bin/python -m compileall -q -f -j 0 --invalidation-mode unchecked-hash -x py312_intrinsics /opt/triptych/lib
 # The C++ compiler stays here, too: what goes into the image is the kernels' library.

@@ -12,7 +12,7 @@ import torch
 
 from triptych.base.config import format_size
 from triptych.base.machine.graphs import CapturedGraph, GraphBackend
-from triptych.base.progress.progress import each
+from triptych.base.progress import each
 from triptych.encoder_worker.graphs.packing import GraphLimits, ItemSize, pack
 from triptych.models.base import PreparedItem
 from triptych.models.encoder_graph import EncoderCudaGraphConfig, SupportsEncoderCudaGraph

@@ -9,7 +9,7 @@ from pathlib import Path
 from triptych.base.config import PDConfig
 from triptych.base.cpu.threads import decoder_threads, threads_of_rank, use_threads
 from triptych.base.machine.device import memory_of
-from triptych.base.progress.progress import step
+from triptych.base.progress import Progress
 from triptych.base.ranks.process_group import check_ranks, device_of
 from triptych.models.base import DecoderSide
 from triptych.models.parallel.tensor_parallel import TensorParallel
@@ -75,7 +75,7 @@ def sized(config: PDConfig, decoder: DecoderSide, other_peak: int = 0) -> PDConf
     """
     if config.kv_memory and decoder.device.type == "cpu":
         return config
-    with step("measuring memory"):
+    with Progress("measuring memory"):
         plan = size_kv_memory(config, decoder, memory_of(decoder.device), other_peak=other_peak)
     logger.info("memory of %s:\n%s", decoder.device, plan.table())
     needs = plan.needs

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from triptych.base.machine.graphs import CapturedGraph, GraphBackend
-from triptych.base.progress.progress import each
+from triptych.base.progress import each
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.attention.metadata import AttentionMetadata, CrossTables, PagedKVCache
 from triptych.pd_worker.runner.batch import Batch

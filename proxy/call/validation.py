@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Protocol, get_type_hints
 
-import msgpack
 import msgspec
 from msgspec import Meta
 
@@ -80,7 +79,7 @@ def check_options(options: Mapping[str, object], param: str = "mm_processor_kwar
     if not options:
         return options
     try:
-        size = len(msgpack.packb(options))
+        size = len(msgspec.msgpack.encode(options))
     except (ValueError, OverflowError, RecursionError) as error:
         check_depth(options, param)
         raise InvalidRequest(f"{param} holds a value that cannot be used: {error}", param=param) from None

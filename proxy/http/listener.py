@@ -1,4 +1,4 @@
-"""Listener: accepts the clients' connections, plain or over TLS, and opens them in turns by address."""
+"""ClientListener: accepts the clients' connections, plain or over TLS, and opens them in turns by address."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Handshakes:
     seconds: float
 
 
-class Listener:
+class ClientListener:
     """Accepts whatever has come, at once: behind a thousand connections in the kernel's queue, which knows
     only arrival, one of another address would wait for all of them.
 

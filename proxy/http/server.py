@@ -14,7 +14,7 @@ from triptych.base.config import ProxyConfig
 from triptych.base.errors import ConfigError
 from triptych.base.rpc.tls.certificates import Certificates
 from triptych.proxy.http.connections import ConnectionLimits, Sweeper, connection_class
-from triptych.proxy.http.listener import Handshakes, Listener
+from triptych.proxy.http.listener import ClientListener, Handshakes
 from triptych.proxy.http.peers import TrustedProxies
 from triptych.proxy.http.places import ConnectionPlaces, Place
 from triptych.proxy.http.turns import LoopTurns
@@ -101,7 +101,7 @@ class HttpServer(uvicorn.Server):
         handshakes = None
         if certificates is not None:
             handshakes = Handshakes(certificates, quotas["handshakes"], limits.head_seconds)
-        self._door = Listener(listener, self._connection, places, turns, handshakes)
+        self._door = ClientListener(listener, self._connection, places, turns, handshakes)
         self._sweeper = Sweeper(self.server_state, limits)
         self._sweeping: asyncio.Task[None] | None = None
 

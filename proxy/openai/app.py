@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from triptych import __version__
 from triptych.base.errors import MethodNotAllowed, NotFound, RequestError
 from triptych.base.tracing import attributes as names
 from triptych.base.tracing.context import context_of
@@ -28,12 +29,11 @@ from triptych.proxy.openai.audio.endpoint import AudioEndpoint, TranslationEndpo
 from triptych.proxy.openai.chat.endpoint import ApiLimits, CallEndpoint, ChatEndpoint
 from triptych.proxy.openai.completions.endpoint import CompletionsEndpoint
 from triptych.proxy.openai.messages.endpoint import CountTokensEndpoint, MessagesEndpoint
-from triptych.proxy.openai.openapi.document import DocsEndpoints
 from triptych.proxy.openai.responses.endpoint import ResponsesEndpoint
 from triptych.proxy.openai.retrieval.embeddings import EmbeddingsEndpoint
 from triptych.proxy.openai.retrieval.ranking import RerankEndpoint, ScoreEndpoint
 from triptych.proxy.openai.tokenize import DetokenizeEndpoint, TokenizeEndpoint
-from triptych.proxy.page.endpoint import PageEndpoints
+from triptych.proxy.page.endpoint import PageEndpoints, openapi
 from triptych.proxy.pd.queries import PDQueries
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.quotas.current_call import in_call
@@ -107,14 +107,13 @@ def make_app(
     """
     queries = PDQueries(pool)
     posts = {path: endpoint(dispatcher, queries, limits) for path, endpoint in ENDPOINTS.items()}
-    docs = DocsEndpoints(max_choices=limits.max_choices, page=page)
     rest = Starlette(
         routes=[
             *(Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()),
-            Route("/version", docs.version),
-            Route("/openapi.json", docs.document),
+            Route("/version", version),
+            Route("/openapi.json", openapi),
             *_state_routes(StateEndpoints(dispatcher, pool, registry), metrics=metrics),
-            *((*PageEndpoints().routes(), Route("/docs", docs.page)) if page else ()),
+            *(PageEndpoints().routes() if page else ()),
             *live,
         ],
     )
@@ -179,6 +178,10 @@ def _nearest(path: str, served: Sequence[str]) -> str | None:
     tail = path.rstrip("/").rpartition("/v1/")[2].strip("/")
     same = (known for known in served if tail and known.endswith(f"/{tail}"))
     return next(same, None) or next(iter(get_close_matches(path, served, n=1, cutoff=0.75)), None)
+
+
+async def version(request: Request) -> Response:
+    return JSONResponse({"version": __version__})
 
 
 class StateEndpoints:

@@ -1,4 +1,4 @@
-"""The HTTP endpoints of the page: `/` and the files under `/page/`. They hold no data and need no key."""
+"""HTTP endpoints of the page: `/`, `/docs` and files under `/page/`. They hold no data and need no key."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from triptych.demo import examples
 STATIC = Path(__file__).with_name("static")
 #: The documents of `/` and `/docs`, and the style of both.
 INDEX, DOCS, STYLE = "index.html", "docs.html", "style.css"
+#: The API's description, which `make openapi` writes; also at `/openapi.json`.
+OPENAPI = "openapi.json"
 _MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -97,16 +99,28 @@ class PageEndpoints:
         self._files = page_files()
 
     def routes(self) -> list[Route]:
-        return [Route("/", self.index), Route("/page/{name:path}", self.file)]
+        return [
+            Route("/", self.index),
+            Route("/docs", self.docs),
+            Route("/page/{name:path}", self.file),
+        ]
 
     async def index(self, request: Request) -> Response:
         return _reply(request, self._files[INDEX])
+
+    async def docs(self, request: Request) -> Response:
+        return _reply(request, self._files[DOCS])
 
     async def file(self, request: Request) -> Response:
         static = self._files.get(request.path_params["name"])
         if static is None:
             raise HTTPException(404)
         return _reply(request, static)
+
+
+async def openapi(request: Request) -> Response:
+    """The API's description, whether or not there is a page."""
+    return _reply(request, page_files()[OPENAPI])
 
 
 def _reply(request: Request, file: PageFile) -> Response:

@@ -6,12 +6,25 @@ import os
 import re
 import subprocess
 import sys
+from typing import Any
 
+import msgpack
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from support.engine.engine_requests import make_feature
+from support.hostile.fuzzing import json_values
 from triptych.base.errors import InvalidRequest
-from triptych.base.hashing import check_mm_hash, framed_digest, mm_hash, prefix_root, tenant_digest
+from triptych.base.hashing import (
+    _sorted,
+    canonical,
+    check_mm_hash,
+    framed_digest,
+    mm_hash,
+    prefix_root,
+    tenant_digest,
+)
 from triptych.pd_worker.core.kv_cache.block_pool import PrefixChain
 
 BASE = {"media": b"bytes", "namespace": "n", "modality": "image", "processor_options": {"a": 1}, "salt": "s"}
@@ -44,6 +57,25 @@ def test_every_field_changes_the_key(change):
 
 def test_the_order_of_options_does_not_change_the_key():
     assert _key(processor_options={"a": 1, "b": 2}) == _key(processor_options={"b": 2, "a": 1})
+
+
+def test_a_key_is_the_one_that_earlier_releases_made():
+    options = {
+        "b": [1, -5, 70000, 1 << 40, -(1 << 40), 0.5, None, True, "ä" * 40],
+        "a": {"z": 1, "y": "x" * 300},
+    }
+    assert _key(processor_options=options) == (
+        "6f6ec6645178fcb6cffe8f0a27dfff1cf3f14b9cba43faa5b50cf4bc6624ef49"
+    )
+
+
+@given(st.dictionaries(st.text(), json_values()))
+def test_options_have_the_bytes_of_msgpack(options: dict[str, Any]) -> None:
+    try:
+        expected = msgpack.packb(_sorted(options))
+    except (OverflowError, ValueError):  # numbers above 64 bits, halves of characters
+        assume(False)
+    assert canonical(options) == expected
 
 
 def test_bytes_cannot_move_from_one_field_to_the_next():

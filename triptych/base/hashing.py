@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-import msgpack
+import msgspec
 from blake3 import blake3
 from xxhash import xxh3_64_intdigest
 
@@ -33,7 +33,7 @@ def rendezvous(key: str, address: str) -> int:
 
 def canonical(options: Mapping[str, object]) -> bytes:
     """The options as bytes that depend neither on key order nor on the process."""
-    return bytes(msgpack.packb(_sorted(options), use_bin_type=True))
+    return msgspec.msgpack.encode(_sorted(options))
 
 
 def _sorted(value: object) -> object:

@@ -14,8 +14,6 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import TypedDict, Unpack
 
-from triptych.base.progress.screen import CLEAR, can_draw
-
 _FORMAT = "%(asctime)s %(levelname).1s %(service)s %(name)s: %(message)s"
 #: The most characters of a message and of a traceback, which keeps its end: log collectors cut long lines.
 _MESSAGE = 8192
@@ -88,9 +86,7 @@ def setup_logging(service: str, level: str = "info", log_format: str = "text") -
         handler.setFormatter(JsonFormatter(service))
         _log_what_python_prints()
     else:
-        # Bars that this process or its launcher has drawn below are drawn again after the record.
-        clear = CLEAR if can_draw(sys.stderr) else ""
-        text = logging.Formatter(clear + _FORMAT, datefmt="%H:%M:%S", defaults={"service": service})
+        text = logging.Formatter(_FORMAT, datefmt="%H:%M:%S", defaults={"service": service})
         handler.setFormatter(text)
     root = logging.getLogger()
     root.handlers[:] = [handler]

@@ -16,7 +16,7 @@ from blake3 import blake3
 
 from triptych.base.errors import ConfigError
 from triptych.base.hashing import framed_digest
-from triptych.base.progress.progress import BYTES, step
+from triptych.base.progress import BYTES, Progress
 from triptych.base.types import JsonObject
 from triptych.models.checkpoint.folder import read_config, safetensors_files
 from triptych.models.registry import family_of
@@ -118,7 +118,7 @@ def _weights_digest(path: Path) -> str:
         return known
     tower = family_of(path).keys.encoder_names
     total = sum(file.stat().st_size for file in files)
-    with step("digesting weights", total, BYTES) as running:
+    with Progress("digesting weights", total, BYTES) as running:
         tensors = sorted(entry for file in files for entry in _tensor_digests(file, tower, running.advance))
     digest = framed_digest((key, value.encode()) for key, value in tensors)
     if all(time.time_ns() - _changed_ns(file) > _SETTLED_SECONDS * 1e9 for file in files):

@@ -7,11 +7,13 @@ are msgpack; those that Triptych has not written are ignored.
 from __future__ import annotations
 
 import logging
-import math
+import sys
+from collections.abc import Callable
 from dataclasses import astuple
-from typing import TypeGuard
+from typing import Annotated, Any, TypeVar
 
-import msgpack
+import msgspec
+from msgspec import Meta
 
 from triptych.base.scaling import PoolDemand, ScalingDecision, ScalingRules, SharedRules
 from triptych.store import keys
@@ -20,9 +22,10 @@ from triptych.store.embedding_store import EmbeddingStore
 
 logger = logging.getLogger(__name__)
 
-#: Most workers and waiting items that an entry may name: more is no entry of ours.
-_MAXIMUM = 1_000_000_000
-_LONGEST_REASON = 40
+#: Workers and waiting items that an entry may name: more is no entry of ours.
+Count = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+#: Neither infinite nor NaN.
+Seconds = Annotated[float, Meta(ge=0.0, le=sys.float_info.max)]
 #: Dead entries that one command deletes.
 _AT_ONCE = 1000
 
@@ -172,7 +175,7 @@ class ScalingBoard:
         `own` replace those of the generation `expected`, and with `newest` whatever there is.
         """
         known, generation = self._rules.get(pool, (b"", 0))
-        ours = bytes(msgpack.packb(astuple(own)))
+        ours = msgspec.msgpack.encode(astuple(own))
         replaced = "any" if newest else -1 if expected is None else expected
         value, at, supported = await self._control.script(
             AGREE, [keys.RULES], pool, _milliseconds(term), ours, known, generation, replaced
@@ -189,74 +192,42 @@ class ScalingBoard:
             logger.warning("a scaling entry of %d bytes for pool %.32s cannot be read", len(value), pool)
 
 
+_demands = msgspec.msgpack.Decoder(tuple[Seconds, Count, Seconds, Seconds, Seconds, Count | None])
+_decisions = msgspec.msgpack.Decoder(tuple[Count, Annotated[str, Meta(max_length=40)], bool])
+_rules = msgspec.msgpack.Decoder(tuple[Count, Count, float, float, float, float])
+T = TypeVar("T")
+
+
 def pack_demand(demand: PoolDemand) -> bytes:
     """A demand as it is stored."""
-    return bytes(msgpack.packb(astuple(demand)))
+    return msgspec.msgpack.encode(astuple(demand))
 
 
 def unpack_demand(raw: bytes) -> PoolDemand | None:
     """A stored demand; None for a value that Triptych has not written."""
-    fields = _unpack(raw)
-    if fields is None or len(fields) != 6:
-        return None
-    backlog, waiting, largest, fast, slow, kept = fields
-    seconds = _numbers(backlog, largest, fast, slow)
-    if seconds is None or not _is_count(waiting) or not (kept is None or _is_count(kept)):
-        return None
-    if not all(math.isfinite(value) and value >= 0.0 for value in seconds):
-        return None
-    return PoolDemand(seconds[0], waiting, seconds[1], seconds[2], seconds[3], kept)
+    return _unpacked(_demands, PoolDemand, raw)
 
 
 def pack_decision(decision: ScalingDecision) -> bytes:
     """A decision as it is stored."""
-    return bytes(msgpack.packb((decision.workers, decision.reason, decision.active)))
+    return msgspec.msgpack.encode((decision.workers, decision.reason, decision.active))
 
 
 def unpack_decision(raw: bytes) -> ScalingDecision | None:
     """A stored decision; None for a value that Triptych has not written."""
-    fields = _unpack(raw)
-    if fields is None or len(fields) != 3:
-        return None
-    workers, reason, active = fields
-    if not _is_count(workers):
-        return None
-    if not isinstance(reason, str) or len(reason) > _LONGEST_REASON or not isinstance(active, bool):
-        return None
-    return ScalingDecision(workers, reason, active)
+    return _unpacked(_decisions, ScalingDecision, raw)
 
 
 def unpack_rules(raw: bytes) -> ScalingRules | None:
     """Stored rules; None for a value that this version of Triptych has not written."""
-    fields = _unpack(raw)
-    if fields is None or len(fields) != 6:
-        return None
-    minimum, maximum, *others = fields
-    numbers = _numbers(*others)
-    if not _is_count(minimum) or not _is_count(maximum) or numbers is None:
-        return None
+    return _unpacked(_rules, ScalingRules, raw)
+
+
+def _unpacked(decoder: msgspec.msgpack.Decoder[Any], make: Callable[..., T], raw: bytes) -> T | None:
     try:
-        return ScalingRules(minimum, maximum, *numbers)
-    except ValueError:
+        return make(*decoder.decode(raw))
+    except (msgspec.MsgspecError, ValueError):
         return None
-
-
-def _numbers(*values: object) -> list[float] | None:
-    """The values as numbers; None where one of them is none."""
-    numbers = [float(one) for one in values if isinstance(one, int | float) and not isinstance(one, bool)]
-    return numbers if len(numbers) == len(values) else None
-
-
-def _is_count(value: object) -> TypeGuard[int]:
-    return type(value) is int and 0 <= value <= _MAXIMUM
-
-
-def _unpack(raw: bytes) -> list[object] | None:
-    try:
-        fields = msgpack.unpackb(raw, max_ext_len=0, max_bin_len=0, max_map_len=0)
-    except (ValueError, TypeError, OverflowError, msgpack.UnpackException):
-        return None
-    return fields if isinstance(fields, list) else None
 
 
 def _milliseconds(seconds: float) -> int:

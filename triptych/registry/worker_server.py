@@ -19,7 +19,6 @@ from triptych.base.errors import ConfigError
 from triptych.base.machine.gpu_load import gpu_reader
 from triptych.base.machine.worker_load import read_load
 from triptych.base.metrics import show_expiry
-from triptych.base.progress.progress import ready
 from triptych.base.rpc.channels import InternalToken, UnknownCalls, listen, make_server
 from triptych.base.rpc.tls.certificates import Certificates, internal_certificates
 from triptych.base.status_server import ServiceStatus, StatusServer, status_server
@@ -136,7 +135,6 @@ class WorkerServer:
                 for beat in beats:
                     beat.start()
                 status.ready()
-                ready()
                 logger.info("ready: %s %s %s", self._service, self.address, infos[0].model)
                 await self._process.stop.wait()
                 logger.info("draining: %s", worker.describe_held())

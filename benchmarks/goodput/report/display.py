@@ -1,4 +1,4 @@
-"""What people see: progress, tables and sentences, by rich."""
+"""What people see: tables and sentences by rich, and lines of progress."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.table import Table
 
-from triptych.base.progress.progress import Progress
-from triptych.base.progress.renderers import CommandRenderer, process_renderer
+from triptych.base.progress import Progress
 from triptych.base.types import JsonObject
 from triptych.goodput.load import job
 from triptych.goodput.measure.search import SearchResult
@@ -32,30 +31,22 @@ def _ms(seconds: float) -> str:
 class Display:
     """Writes to the console; progress goes to standard error, so that tables can be piped."""
 
-    def __init__(self, console: Console | None = None, renderer: CommandRenderer | None = None) -> None:
+    def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
-        self._renderer = renderer or process_renderer()
 
     def say(self, text: str) -> None:
-        with self._renderer.hidden():
-            self._console.print(text, markup=False, highlight=False)
+        self._console.print(text, markup=False, highlight=False)
 
     def warn(self, text: str) -> None:
-        with self._renderer.hidden():
-            self._console.print(f"! {text}", style="yellow", markup=False, highlight=False)
+        self._console.print(f"! {text}", style="yellow", markup=False, highlight=False)
 
     def table(self, table: Table) -> None:
-        with self._renderer.hidden():
-            self._console.print(table)
-
-    def step(self, label: str, total: int | None = None, unit: str = "") -> Progress:
-        """A started step, to be used in a `with`: what windows, cells or rounds are parts of."""
-        return Progress(label, self._renderer).start(total, unit)
+        self._console.print(table)
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Callable[[job.Progress], None]]:
         """Gives a callback for `run_window`."""
-        with Progress(title, self._renderer).start(unit="requests") as window:
+        with Progress(title, unit="requests") as window:
             window.advance(0, note="drawing pictures")
             known = 0
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from triptych.base.errors import ConfigError
-from triptych.base.progress.progress import step
+from triptych.base.progress import Progress
 from triptych.goodput.load.workload import Workload
 from triptych.simulator.cluster.shape import ClusterShape, colocated
 from triptych.simulator.plan.estimate import Estimate, estimate, proxies_for, proxy_seconds
@@ -104,7 +104,7 @@ def answer(
     if scale and question.device.ranks > 1:
         raise ConfigError("--scale counts workers of one rank each: leave out --pd-ranks")
     began = time.process_time()
-    with step("simulating", unit="searches") as running:
+    with Progress("simulating", unit="searches") as running:
         trials = Trials(question, running)
         # Two searches at each point but the load's own.
         later = 2 * sum(not own for *_, own in points(question.workload)) if sensitivity else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, replace
 
-from triptych.base.progress.progress import Progress
+from triptych.base.progress import Progress
 from triptych.goodput.load.job import RequestRecord
 from triptych.goodput.load.workload import Arrivals, Workload, arrival_times, plan_requests
 from triptych.goodput.measure.figures import MATTERS, SURE, drift_of, judge
@@ -58,7 +58,7 @@ class Trials:
         self.question = question
         self.requests = self.searches = 0
         self.hurried = False
-        self._progress = progress or Progress("simulating").start()
+        self._progress = progress or Progress("simulating")
         self._known: dict[tuple[str, Workload, float, int, int], Verdict] = {}
 
     def __len__(self) -> int:

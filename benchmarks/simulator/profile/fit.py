@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triptych.base.errors import ConfigError
-from triptych.base.progress.progress import step
+from triptych.base.progress import Progress
 
 #: Of so many samples one is left out of the fit: its error is the fit's.
 HELD_OUT = 4
@@ -127,7 +127,7 @@ def in_time(label: str, grid: Iterable[T], count: int, effort: Effort, minimum: 
     """
     began = time.perf_counter()
     result: list[T] = []
-    with step(label, count, "samples") as running:
+    with Progress(label, count, "samples") as running:
         for sample in grid:
             result.append(sample)
             seconds = time.perf_counter() - began

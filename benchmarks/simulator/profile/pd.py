@@ -15,7 +15,7 @@ from typing import Any
 
 from triptych.base.config import PDConfig
 from triptych.base.metrics import PDMetrics
-from triptych.base.progress.progress import step
+from triptych.base.progress import Progress
 from triptych.base.types import SamplingParams
 from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.connectors.memory import MemoryStore
@@ -228,7 +228,7 @@ def step_samples(bench: StepBench, grid: Sequence[Scenario], effort: Effort) -> 
     began = time.perf_counter()
     result: dict[tuple[int, str], list[Step]] = defaultdict(list)
     runs, total = 0, (effort.repeats + 1) * len(grid)
-    with step("the decoder's steps", total, "runs") as running:
+    with Progress("the decoder's steps", total, "runs") as running:
         for turn in range(effort.repeats + 1):
             for index, scenario in enumerate(grid):
                 late = time.perf_counter() - began > effort.stage_seconds

@@ -17,7 +17,7 @@ from PIL import Image
 from triptych.base.config import EncoderConfig, PDConfig
 from triptych.base.cpu.threads import decoder_threads, tower_threads
 from triptych.base.machine.resources import available_memory
-from triptych.base.progress.progress import step
+from triptych.base.progress import Progress
 from triptych.base.types import JsonObject
 from triptych.goodput.report.machine import Machine, describe, load_average
 from triptych.models.base import DecoderSide, EncoderSide
@@ -115,7 +115,7 @@ def measure(options: ProfileOptions) -> Profile:
     load_before, threads_before = load_average(), torch.get_num_threads()
     effort = fit.QUICK if options.quick else fit.FULL
     samples: dict[str, list[Sample]] = {}
-    with step("profile", _STAGES, "stages") as stages:
+    with Progress("profile", _STAGES, "stages") as stages:
 
         def add(**taken: list[Sample]) -> None:
             samples.update(taken)

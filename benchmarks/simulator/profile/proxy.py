@@ -9,7 +9,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from triptych.base.config import WorkerCounts
 from triptych.base.errors import ConfigError
-from triptych.base.progress.progress import step
+from triptych.base.progress import Progress
 from triptych.base.rpc.channels import listen, make_channel, make_server
 from triptych.goodput.launch import find_model, launched
 from triptych.goodput.load.generator import generate
@@ -51,7 +51,7 @@ def proxy_samples(effort: Effort) -> tuple[list[Sample], list[float]]:
     result: dict[int, tuple[dict[str, float], list[float]]] = {}
     flags = ("--device", "cpu", "--log-level", "warning")
     turns = effort.repeats + 1
-    with step("the proxy and its messages", turns, "turns") as running:
+    with Progress("the proxy and its messages", turns, "turns") as running:
         with launched(WorkerCounts(encoders=1, pd_workers=1), "", flags) as cluster:
             bench = ProxyBench(cluster.url, cluster.processes["proxy"])
             began = time.perf_counter()

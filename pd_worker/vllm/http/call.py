@@ -7,7 +7,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import msgpack
+import msgspec
 
 from triptych.base.types import ItemPlan, JsonObject, MMFeature, Placement
 from triptych.base.vllm_classes import GRIDS, ROWS
@@ -119,8 +119,7 @@ def _metadata(plan: ItemPlan) -> str:
     tensor = [
         "int64",
         [len(numbers)],
-        msgpack.ExtType(_RAW_TENSOR, struct.pack(f"<{len(numbers)}q", *numbers)),
+        msgspec.msgpack.Ext(_RAW_TENSOR, struct.pack(f"<{len(numbers)}q", *numbers)),
     ]
     item = {name: {"data": tensor, "field": ["batched", {"keep_on_cpu": True}]}}
-    packed: bytes = msgpack.packb(item)
-    return base64.b64encode(packed).decode()
+    return base64.b64encode(msgspec.msgpack.encode(item)).decode()

@@ -112,26 +112,19 @@ def refuse_unserved(body: UnservedBody, served: frozenset[str] = frozenset()) ->
         raise InvalidRequest('modalities must be ["text"]', param="modalities")
 
 
-REFERENCE = "#/components/schemas/"
-#: Types of parts of bodies that are converted after the body, for its schema.
+#: Types of parts of bodies that are converted after it; LATE_KEY in a field's schema is the index of one.
 LATE: list[Any] = []
+LATE_KEY = "late"
 Text = Annotated[str, Meta(min_length=1)]
 StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 StopTexts = Annotated[list[StopText], Meta(max_length=MAX_STOP_STRINGS)]
 
 
 def late(kind: Any) -> Meta:
-    """The schema of `kind`, for a field that its parser converts after the body."""
-    LATE.append(kind)
-    (schema,), _ = msgspec.json.schema_components(
-        [kind], ref_template=REFERENCE + "{name}", schema_hook=any_json
-    )
-    return Meta(extra_json_schema=schema)
-
-
-def any_json(kind: type) -> dict[str, Any]:
-    """The schema of a value whose type is `object`; msgspec wants it to say something."""
-    return {"title": "Any JSON"}
+    """Has the OpenAPI document show `kind` for a field that its parser converts after the body."""
+    if kind not in LATE:  # msgspec evaluates annotations more than once
+        LATE.append(kind)
+    return Meta(extra_json_schema={LATE_KEY: LATE.index(kind)})
 
 
 CacheSalt = Annotated[str, Meta(extra_json_schema={"maxLength": MAX_SALT})]
@@ -144,7 +137,7 @@ _Biases = Annotated[
 class SamplingBody(UnservedBody, kw_only=True):
     """The part of a request body that every generating endpoint shares. Unknown fields do not fail.
 
-    The OpenAPI page shows the fields that have a description.
+    The OpenAPI document shows the fields that have a description.
     """
 
     max_tokens: Annotated[

@@ -1,4 +1,4 @@
-// The API's description, made of the OpenAPI document in the page; its examples can be changed and run.
+// The API's description, made of the OpenAPI document beside the page; its examples can be changed and run.
 
 import { call } from "./api.js";
 import { h, setText } from "./dom.js";
@@ -6,8 +6,8 @@ import { setUpTheme } from "./theme.js";
 
 /** Characters of an answer that are shown. */
 const MAX_CHARACTERS = 200_000;
-/** Their answers are this page, and what it is made of. */
-const NOT_RUN = new Set(["/docs", "/openapi.json"]);
+/** Its answer is what this page is made of. */
+const DOCUMENT = "/openapi.json";
 
 function operation(api, path, method, { summary, requestBody, parameters, responses }) {
   const content = requestBody?.content ?? {};
@@ -17,7 +17,7 @@ function operation(api, path, method, { summary, requestBody, parameters, respon
       kind.includes("form") ? h("pre", { class: "code" }, shell(path, value)) : runnable("post", path, name, JSON.stringify(value, null, 2)),
     ),
   ]);
-  if (!requestBody && !parameters && !NOT_RUN.has(path)) examples.push(runnable("get", path));
+  if (!requestBody && !parameters && path !== DOCUMENT) examples.push(runnable("get", path));
   const replies = Object.entries(responses).map(([status, reply]) => `${status} (${reply.description.split(":")[0].toLowerCase()})`);
   return h(
     "section",
@@ -124,7 +124,7 @@ async function show(reply, output) {
   }
 }
 
-const api = JSON.parse(document.getElementById("openapi").textContent);
+const api = await (await fetch("page/openapi.json")).json();
 setText(document.getElementById("description"), api.info.description);
 document.querySelector(".contents").append(...Object.keys(api.paths).map((path) => h("a", { href: `#${anchor(path)}` }, path)));
 for (const [path, methods] of Object.entries(api.paths)) {

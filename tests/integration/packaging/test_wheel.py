@@ -23,8 +23,11 @@ WORKS = {
     "": [
         "triptych --version",
         "triptych proxy --help",
-        "python -c 'import triptych; triptych.Client; import triptych.proxy.service'",
+        "python -c 'import triptych.proxy.service'",
     ],
+    "client": ["python -c 'import triptych; triptych.Client'", "triptych ask --help"],
+    "top": ["python -c 'import triptych.apps.cli.top.screen, triptych; triptych.Client'"],
+    "doctor": ["triptych doctor --port 0 --grpc-port 0"],
     "cert": ["triptych cert tls"],
     "video": ["python -c 'import av'"],
     "otel": ["python -c 'import opentelemetry.sdk.trace, triptych.base.tracing.otlp'"],
@@ -36,7 +39,7 @@ WORKS = {
         "python -c 'from triptych.goodput.load.pictures import *; draw(Picture(0, 64, 64, \"photos\"))'"
     ],
     "ray": ["python -c 'import ray, triptych.apps.launch.ray.connection'", "triptych cert tls"],
-    "worker,embedded": [
+    "worker,embedded,doctor": [
         "triptych doctor --port 0 --grpc-port 0",
         "triptych tones 555 -o tones.wav",
         "triptych check",
@@ -112,3 +115,6 @@ def test_the_wheel_works_in_a_new_environment(wheel: Path, tmp_path: Path, extra
     if not extras:
         refused = run(environment / "bin" / "triptych", "check", folder=tmp_path, check=False)
         assert refused.returncode and "pip install 'triptych[worker]'" in refused.stderr
+        client = "import triptych; triptych.Client"
+        refused = run(environment / "bin" / "python", "-c", client, folder=tmp_path, check=False)
+        assert refused.returncode and "pip install 'triptych[client]'" in refused.stderr

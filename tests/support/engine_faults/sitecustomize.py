@@ -33,6 +33,10 @@ _TARGETS = {
 }
 #: By pool: the variable with the seconds that it sleeps.
 _SECONDS = {"encoder": "TRIPTYCH_TEST_TOWER_SECONDS", "pd": "TRIPTYCH_TEST_STEP_SECONDS"}
+#: A file that gets the key of every item that an encoder's tower begins with.
+_TOWERS = "TRIPTYCH_TEST_TOWERS"
+#: Encoders take no leases: every one computes what it is asked for.
+_NO_LEASES = "TRIPTYCH_TEST_NO_LEASES"
 _FOR_EVER = 3600
 
 
@@ -120,6 +124,9 @@ def _before(pool: str, items: Sequence[Any]) -> None:
         _wait_at_gate(pool)
     if "TRIPTYCH_TEST_FAULTS" in os.environ:
         _fault_of(pool)
+    if pool == "encoder" and _TOWERS in os.environ:
+        with Path(os.environ[_TOWERS]).open("a") as towers:
+            towers.writelines(f"{item.plan.mm_hash}\n" for item in items)
     times = len(items) if pool == "encoder" else 1
     time.sleep(float(os.environ.get(_SECONDS.get(pool, ""), "0")) * times)
 
@@ -136,7 +143,16 @@ def _patch(module: ModuleType) -> None:
     setattr(owner, method, computes)
 
 
-if {"TRIPTYCH_TEST_FAULTS", "TRIPTYCH_TEST_GATES", *_SECONDS.values()} & os.environ.keys():
+def _without_leases(module: ModuleType) -> None:
+    async def acquire(self: Any, mm_hash: str, **options: Any) -> None:
+        return None
+
+    module.LeaseKeeper.acquire = acquire
+
+
+if _NO_LEASES in os.environ:
+    patch_when_imported({"triptych.registry.leases": _without_leases})
+if {"TRIPTYCH_TEST_FAULTS", "TRIPTYCH_TEST_GATES", _TOWERS, *_SECONDS.values()} & os.environ.keys():
     patch_when_imported(dict.fromkeys(_TARGETS, _patch))
 if mutants.VARIABLE in os.environ:
     patch_when_imported(mutants.PATCHES)

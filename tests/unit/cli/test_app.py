@@ -86,13 +86,15 @@ def test_a_proxy_open_to_the_network_needs_api_keys_or_a_flag_that_allows_it_wit
 
 
 _STORE = ("--store", "redis://127.0.0.1:1/0")
-#: Runs `triptych` as if the packages of these extras were not there.
+#: Runs `triptych` as if the packages of all extras but the one named first were not there.
 _CORE_ALONE = """
 import importlib.abc, re, sys
 from importlib.metadata import packages_distributions, requires
 
-extras = {re.match(r"[\\w-]+", line)[0].lower() for line in requires("triptych") if "extra ==" in line}
-core = {re.match(r"[\\w-]+", line)[0].lower() for line in requires("triptych") if "extra ==" not in line}
+kept = sys.argv.pop(1)
+named = [(re.match(r"[\\w-]+", line)[0].lower(), line) for line in requires("triptych")]
+extras = {name for name, line in named if "extra ==" in line}
+core = {name for name, line in named if "extra ==" not in line or f'extra == "{kept}"' in line}
 missing = {
     module
     for module, names in packages_distributions().items()
@@ -111,10 +113,14 @@ main()
 """
 
 
-def on_a_core_install(*words: str) -> subprocess.CompletedProcess[str]:
-    """`triptych` with these words, where no extra is installed."""
+def on_a_core_install(*words: str, extra: str = "none") -> subprocess.CompletedProcess[str]:
+    """`triptych` with these words, where no other extra is installed."""
     return subprocess.run(
-        [sys.executable, "-c", _CORE_ALONE, *words], text=True, capture_output=True, timeout=50, check=False
+        [sys.executable, "-c", _CORE_ALONE, extra, *words],
+        text=True,
+        capture_output=True,
+        timeout=50,
+        check=False,
     )
 
 
@@ -122,6 +128,9 @@ ROWS = [
     (("check",), "worker"),
     (("plan",), "bench"),
     (("cert", "tls"), "cert"),
+    (("ask", "Hello"), "client"),
+    (("top", "--once"), "top"),
+    (("doctor",), "doctor"),
     (("encoder", *_STORE), "worker"),
     (("pd", *_STORE), "worker"),
     (("colocated", *_STORE), "worker"),
@@ -129,10 +138,11 @@ ROWS = [
     (("tones", "555", "-o", "tones.wav"), "worker"),
     (("profile",), "worker"),
     (("bench", "workloads"), "bench"),
+    (("transcribe", "a.wav"), "client"),
 ]
 
 
-@pytest.mark.parametrize(("words", "extra"), matrix(ROWS, quick=3), ids=[row[0][0] for row in ROWS])
+@pytest.mark.parametrize(("words", "extra"), matrix(ROWS, quick=6), ids=[row[0][0] for row in ROWS])
 def test_a_command_names_the_extra_that_it_needs(words, extra, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     refused = on_a_core_install(*words)
@@ -140,8 +150,16 @@ def test_a_command_names_the_extra_that_it_needs(words, extra, tmp_path, monkeyp
     assert "Traceback" not in refused.stderr
 
 
+@pytest.mark.parametrize("name", ["Client", "AsyncClient"])
+def test_a_client_without_its_package_names_the_extra(name):
+    code = f"import sys; sys.modules['httpx2'] = None; import triptych; triptych.{name}"
+    refused = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, timeout=50)
+    assert refused.returncode == 1
+    assert f"triptych.{name} needs httpx2: pip install 'triptych[client]'" in refused.stderr
+
+
 def test_the_doctor_of_a_core_install_says_what_a_worker_needs():
-    ran = on_a_core_install("doctor", "--port", "0", "--grpc-port", "0")
+    ran = on_a_core_install("doctor", "--port", "0", "--grpc-port", "0", extra="doctor")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "is not installed: no more is known here" in ran.stdout
     assert "pip install 'triptych[worker]'" in ran.stdout

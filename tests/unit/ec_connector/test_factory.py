@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from support.data.items import make_plan
+from triptych.base.types import EmbeddingSource
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput
 from triptych.ec_connector.connectors.memory import (
     MemoryConnectorScheduler,
@@ -73,7 +74,7 @@ def test_metadata_survives_msgpack() -> None:
     plan = dataclasses.replace(make_plan(), runs=((0, 3), (4, 4)), length=8)
     metadata = TransferMetadata(
         step=7,
-        fetches=(Fetch(plan, 3), Fetch(make_plan("other"), 4)),
+        fetches=(Fetch(plan, 3), Fetch(make_plan("other"), 4, EmbeddingSource("n", "s"))),
         moves=(LoadId(plan.mm_hash, 2),),
         drops=(LoadId(plan.mm_hash, 1),),
     )
@@ -87,9 +88,14 @@ def test_two_metadata_share_no_state() -> None:
         one.step = 3  # type: ignore[misc]
 
 
-def test_metadata_of_another_layout_is_refused() -> None:
+@pytest.mark.parametrize(
+    "raw",
+    [b"\x95\x02\x01\x90\x90\x90", b"\x80", b"", b"\x81\xa4step\xa11"],
+    ids=["of an earlier release", "no step", "empty", "a step in words"],
+)
+def test_bytes_that_are_no_metadata_are_refused(raw) -> None:
     with pytest.raises(ValueError):
-        TransferMetadata.from_bytes(b"\x95\x09\x01\x90\x90\x90")
+        TransferMetadata.from_bytes(raw)
 
 
 WORKER = ECConnectorRole.WORKER

@@ -11,7 +11,6 @@ from triptych.apps.launch.secrets import receive_secrets
 from triptych.base.errors import ConfigError
 from triptych.base.log import logs_json
 from triptych.base.parent import end_on_sigterm
-from triptych.base.progress.screen import CLEAR, can_draw
 
 #: Exit code of a command that cannot work as configured.
 CONFIG_EXIT = 2
@@ -27,6 +26,5 @@ def main() -> None:
         if logs_json():
             logging.getLogger("triptych").critical("%s", error)
         else:
-            clear = CLEAR if can_draw(sys.stderr) else ""
-            sys.stderr.write(f"{clear}triptych: {error}\n")
+            sys.stderr.write(f"triptych: {error}\n")
         sys.exit(CONFIG_EXIT)

@@ -21,6 +21,9 @@ _WORKER = ("PIL", "jinja2", "llguidance", "numpy", "safetensors", "soundfile", "
 #: The extra that installs each module.
 _EXTRAS = dict.fromkeys((*_WORKER, "transformers"), "worker")
 _EXTRAS |= {"cryptography": "cert", "matplotlib": "bench", "ray": "ray", "vllm": "vllm"}
+_EXTRAS |= {"httpx2": "client", "rich": "top", "packaging": "doctor"}
+#: Commands with an extra of their own, whatever module is missing.
+_WHOLE = {"bench": "bench", "plan": "bench", "top": "top"}
 
 
 class CommandGroup(click.Group):
@@ -33,8 +36,7 @@ class CommandGroup(click.Group):
             module, command = (error.name or "").partition(".")[0], ctx.invoked_subcommand
             if module not in _EXTRAS:
                 raise
-            # They need numpy and PIL for themselves.
-            extra = "bench" if command in ("bench", "plan") else _EXTRAS[module]
+            extra = _WHOLE.get(command or "", _EXTRAS[module])
             raise ConfigError(
                 f"`triptych {command}` needs {module}, not installed here: pip install 'triptych[{extra}]'"
             ) from error

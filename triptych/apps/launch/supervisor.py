@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import socket
-import sys
-import tempfile
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from triptych.apps.launch.children import Child
@@ -27,74 +22,7 @@ from triptych.apps.launch.fork.client import ForkServer
 from triptych.apps.launch.plan.cluster import ClusterPlan
 from triptych.apps.launch.scaling import GRACE_SECONDS, LocalWorkers, follow_decisions
 from triptych.base.errors import ConfigError
-from triptych.base.log import logs_json
-from triptych.base.progress.progress import StepState
-from triptych.base.progress.renderers import MAX_BYTES, VARIABLE, TerminalRenderer, decode
-from triptych.base.progress.screen import can_draw
 from triptych.registry.registry import Registry
-
-#: Datagrams that one turn of the loop reads.
-_AT_ONCE = 64
-
-
-class StartDisplay:
-    """Bars on the launcher's terminal, fed by the workers through a socket; none where there is no terminal.
-
-    Workers find the socket by a variable that this process has from `open` to `close`.
-    """
-
-    def __init__(self, workers: Sequence[str], renderer: TerminalRenderer | None = None) -> None:
-        if renderer is None and can_draw(sys.stderr) and not logs_json():
-            renderer = TerminalRenderer(sys.stderr)
-        self._workers = workers
-        self._renderer = renderer
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._socket: socket.socket | None = None
-
-    def open(self) -> None:
-        """Shows all workers as starting; belongs to the running loop."""
-        if self._renderer is None:
-            return
-        # Not the run folder: the path of a socket is short.
-        self._folder = tempfile.TemporaryDirectory(prefix="triptych-")
-        path = Path(self._folder.name) / "progress"
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-        self._socket.setblocking(False)
-        self._socket.bind(str(path))
-        asyncio.get_running_loop().add_reader(self._socket, self._receive)
-        os.environ[VARIABLE] = str(path)
-        for name in self._workers:
-            self._renderer.keep(StepState(name, f"{name}: starting"))
-
-    def close(self) -> None:
-        """Leaves nothing on the terminal. Idempotent."""
-        if self._renderer is not None:
-            self._renderer.close()
-        if self._socket is not None:
-            asyncio.get_running_loop().remove_reader(self._socket)
-            self._socket.close()
-            self._socket = None
-        if self._folder is not None:
-            os.environ.pop(VARIABLE, None)
-            self._folder.cleanup()
-            self._folder = None
-
-    def _receive(self) -> None:
-        assert self._socket is not None and self._renderer is not None
-        for _ in range(_AT_ONCE):
-            try:
-                data = self._socket.recv(MAX_BYTES)
-            except (BlockingIOError, InterruptedError):
-                return
-            message = decode(data)
-            if message is not None and message[0] in self._workers:
-                self._renderer.keep(_as_row(*message))
-
-
-def _as_row(worker: str, state: StepState) -> StepState:
-    """The worker's row: its last step stays in it, full, until the next one begins."""
-    return replace(state, key=worker, label=f"{worker}: {state.label}")
-
 
 logger = logging.getLogger("launch")
 
@@ -111,7 +39,6 @@ class Supervisor:
         self._fork_server = ForkServer(plan.fork_server) if plan.fork_server else None
         self._workers = LocalWorkers(plan, self._fork_server, self._changed)
         self._proxy = Child("proxy", plan.proxy, plan.proxy_secrets, on_change=self._changed)
-        self._display = StartDisplay(self._workers.first)
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
@@ -121,7 +48,6 @@ class Supervisor:
             loop.add_signal_handler(number, self._stop.set)
         if self._plan.store is not None:
             self._plan.store.start()
-        self._display.open()
         if self._fork_server is not None:
             await self._fork_server.start()
         self._workers.start_first()
@@ -136,7 +62,6 @@ class Supervisor:
             for task in (*helpers, stopped):
                 task.cancel()
             await asyncio.gather(*helpers, stopped, return_exceptions=True)
-            self._display.close()
             await self._end()
             for watch in watches:
                 watch.cancel()
@@ -165,7 +90,6 @@ class Supervisor:
     async def _announce(self) -> None:
         """Announces once that the cluster answers, not again when the store or the fork server restarts."""
         await self._wait_until_ready()
-        self._display.close()
         self._on_ready()
         while True:
             self._write_processes()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-import msgpack
+import msgspec
 
 from triptych.base.errors import TriptychError
 
@@ -99,7 +99,7 @@ class Channel:
 
     def send(self, message: Message, descriptors: Sequence[int] = (), *, seconds: float) -> None:
         """Sends the message and copies of the descriptors; RankLost where the peer does not take it."""
-        body = msgpack.packb(message)
+        body = msgspec.msgpack.encode(message)
         if len(body) > MAX_FRAME_BYTES:
             raise ValueError(f"a message of {len(body)} bytes: a frame holds {MAX_FRAME_BYTES}")
         if len(descriptors) > _MAX_DESCRIPTORS:
@@ -163,10 +163,8 @@ class Channel:
         return bytes(data), descriptors
 
     def _unpacked(self, body: bytes) -> Message:
-        with contextlib.suppress(ValueError, msgpack.UnpackException):
-            message = msgpack.unpackb(body)
-            if isinstance(message, dict):
-                return message
+        with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
+            return msgspec.msgpack.decode(body, type=Message)
         self._give_up("sends what is no message")
 
     def _give_up(self, reason: str) -> NoReturn:

@@ -11,7 +11,7 @@ from torch import nn
 from transformers.initialization import no_init_weights
 
 from triptych.base.errors import ConfigError, TriptychError
-from triptych.base.progress.progress import BYTES, step
+from triptych.base.progress import BYTES, Progress
 from triptych.models.checkpoint.folder import Checkpoint, Cut
 from triptych.models.weights.quantization import quantize as quantize_weight
 from triptych.models.weights.quantization import replace_linears
@@ -142,7 +142,7 @@ def _read(
     # A scale counts a channel's whole input: a weight that is cut there is quantized before it is cut.
     late = {name for name, cut in cuts.items() if name in in_8_bits and cut.dim > 0}
     early = {key: cuts[name] for key, name in names.items() if name in cuts and name not in late}
-    with step("loading weights", checkpoint.nbytes(names, early), BYTES) as loading:
+    with Progress("loading weights", checkpoint.nbytes(names, early), BYTES) as loading:
         for key, tensor in checkpoint.read(names, early):
             name = names[key]
             if name in in_8_bits:

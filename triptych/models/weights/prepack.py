@@ -18,7 +18,7 @@ from torch.nn import functional
 from transformers.activations import GELUActivation, GELUTanh
 
 from triptych.base.machine.pages import use_huge_pages
-from triptych.base.progress.progress import each
+from triptych.base.progress import each
 from triptych.kernels.cpu_linear import BLOCKS, PLAIN, PLAIN_OUTS, gate, multiply, normalise
 from triptych.kernels.library import kernel_library
 
@@ -57,7 +57,7 @@ class PrepackedLinear(nn.Module):
         self._fuses = has_kernels and plain.dtype == torch.bfloat16
         self.choose(ROWS)
 
-    def _take(self, weight: nn.Parameter) -> None:
+    def _take(self, weight: torch.Tensor) -> None:
         """Sets `weight`, and the address of its memory."""
         blocked = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
         self.weight = nn.Parameter(blocked, requires_grad=False)
@@ -136,7 +136,8 @@ class TiedLinear(PrepackedLinear):
     A second copy would cost its memory: our kernel reads the weight as it lies, torch multiplies other rows.
     """
 
-    def _take(self, weight: nn.Parameter) -> None:
+    def _take(self, weight: torch.Tensor) -> None:
+        assert isinstance(weight, nn.Parameter)
         self.weight = weight
         self._address = weight.data_ptr()
         use_huge_pages(self._address, weight.nbytes)

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from triptych.base.progress.progress import step
+from triptych.base.progress import Progress
 from triptych.kernels.library import cache_folder, library_name
 from triptych.models.weights.prepack import ROWS, PrepackedLinear
 
@@ -65,7 +65,7 @@ def _kept_or_measured(layers: Mapping[str, Sequence[PrepackedLinear]]) -> Choice
     chosen = None if kept is None else parse_choice(kept, layers)
     if chosen is not None:
         return chosen
-    with step("measuring products of few rows"):
+    with Progress("measuring products of few rows"):
         chosen = {
             shape: faster({rows: _times(alike, rows) for rows in ROWS}) for shape, alike in layers.items()
         }

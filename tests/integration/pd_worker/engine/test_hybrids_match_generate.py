@@ -67,7 +67,7 @@ def wait_until_early(cell: EngineCell, tokens: int) -> None:
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("budget", [1, 7, 16])
+@pytest.mark.parametrize("budget", [2, 7, 16])
 def test_pictures_in_chunks_and_batches_are_answered_as_by_generate(served: Served, budget: int) -> None:
     with engine_cell(served, max_num_batched_tokens=budget) as cell:
         assert_exact(cell, served, (0, 1, 2, 3))

@@ -13,17 +13,19 @@ from triptych.pd_worker.vllm.http.client import VLLMClient
 SAMPLING = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True}
 
 
-async def fill(served: Served, server: ScriptedServer, places: int, *, first: int = 0) -> None:
-    """Two requests more than there are places: `places` of them come to the server."""
+async def fill(served: Served, server: ScriptedServer, places: int, *, first: int = 0) -> int:
+    """Two requests more than there are places. How many of them are at the server, all with a token."""
     client = served.client
     server.scripts = [hangs(1) for _ in range(places + 2)]
     for index in range(first, first + places + 2):
         await client.submit(client.message(f"r{index}", "hello", **SAMPLING))
     for index in range(first, first + places):
-        await client.until(f"r{index}", tokens=1)
-    # A request that takes no place has been there and back since.
+        answer = await client.until(f"r{index}", tokens=1)
+        assert not answer.lost and answer.finished is None and len(answer.token_ids) == 1
+    # A call that takes no place has been there and back since.
     async with asyncio.timeout(20):
-        await VLLMClient.probe(served.worker.engine._client, 10.0)
+        await served.worker.engine._client.probe(10.0)
+    return sum(run.streaming for run in served.worker.engine._runs.values())
 
 
 @pytest.mark.parametrize(
@@ -51,8 +53,7 @@ async def test_as_many_requests_are_at_the_server_as_it_computes_at_once(
     server.max_num_seqs, server.kv_usage = says, (0.0,) * engines
     async with fronting(server, store, **flags) as served:
         assert served.worker.info("127.0.0.1:1", 2).capacity["max_num_seqs"] == places
-        await fill(served, server, places)
-        assert len(server.calls) == places
+        assert await fill(served, server, places) == places
         served.worker.engine.cancel([f"r{index}" for index in range(places + 2)], served.client.proxy_id)
         await served.settled()
 
@@ -60,15 +61,14 @@ async def test_as_many_requests_are_at_the_server_as_it_computes_at_once(
 async def test_a_server_that_comes_back_with_other_places_is_filled_up_to_these(server, store):
     server.max_num_seqs = 2
     async with fronting(server, store) as served:
-        await fill(served, server, 2)
+        assert await fill(served, server, 2) == 2
         await server.stop()
         await served.until_up(False)
-        server.max_num_seqs, before = 4, len(server.calls)
+        server.max_num_seqs = 4
         await server.start()
         await served.client.attach()
         await served.until_up(True)
-        await fill(served, server, 4, first=10)
-        assert len(server.calls) - before == 4
+        assert await fill(served, server, 4, first=10) == 4
         served.worker.engine.cancel([f"r{index}" for index in range(10, 16)], served.client.proxy_id)
         await served.settled()
 

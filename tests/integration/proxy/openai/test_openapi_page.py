@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 
 from support.fakes.fake_workers import END_TOKEN, FIRST_TIME
 from support.fakes.proxy_fakes import FakeCluster
-from triptych.proxy.openai.openapi.document import FORM_OPERATIONS, OPERATIONS
+from support.openapi.document import FORM_OPERATIONS, OPERATIONS
 from triptych.store.embedding_store import EmbeddingStore
 
 #: A whole segment, from its first timestamp to its last.

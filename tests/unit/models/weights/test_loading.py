@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -11,10 +12,11 @@ from safetensors.torch import load_file, save_file
 from support.data.checkpoints import FAMILIES, build_checkpoint, edit_text_config
 from support.encdec.checkpoints import FAMILIES as ENCDEC
 from triptych.base.errors import ConfigError
-from triptych.base.progress.progress import BYTES, StepState, shown_by
+from triptych.base.progress import BYTES, Progress
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.checkpoint.folder import Checkpoint, Cut
 from triptych.models.registry import family_of, load_decoder, load_encoder
+from triptych.models.weights import loading
 from triptych.models.weights.loading import KeyMap
 
 CPU = torch.device("cpu")
@@ -176,43 +178,40 @@ def test_a_config_that_makes_no_model_is_a_config_error(wrong: dict[str, object]
 CPU = torch.device("cpu")
 
 
-class Recorder:
-    """A renderer that keeps every advance."""
+class Counted(Progress):
+    """A step that keeps what it has counted after each advance."""
 
-    interval = 0.0
+    made: ClassVar[list[Counted]] = []
 
-    def __init__(self) -> None:
-        self.states: list[StepState] = []
+    def __init__(self, label: str, total: float, unit: str) -> None:
+        super().__init__(label, total, unit)
+        self.total, self.unit = total, unit
+        self.counts: list[float] = []
+        self.made.append(self)
 
-    def show(self, state: StepState) -> None:
-        self.states.append(state)
-
-    def ready(self) -> None:
-        pass
-
-    def of(self, label: str) -> list[StepState]:
-        return [state for state in self.states if state.label == label]
+    def advance(self, count: float = 1, **more: Any) -> None:
+        self.counts.append(sum(self.counts[-1:]) + count)
+        super().advance(count, **more)
 
 
 @pytest.mark.parametrize("variant", ["", "hub+sharded"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_both_sides_count_their_tensors_bytes_up_to_the_last(family: str, variant: str) -> None:
+def test_both_sides_count_their_tensors_bytes_up_to_the_last(monkeypatch, family: str, variant: str) -> None:
     path = build_checkpoint(family, variant=variant)
     names = family_of(path).keys
     checkpoint = Checkpoint(path)
+    monkeypatch.setattr(loading, "Progress", Counted)
     for keys, load in ((names.encoder_names, load_encoder), (names.decoder_names, load_decoder)):
         options = {"attn_implementation": "sdpa"} if load is load_decoder else {}
-        recorder = Recorder()
-        with shown_by(recorder):
-            load(path, device=CPU, dtype=torch.float32, **options)  # type: ignore[operator]
-        states = recorder.of("loading weights")
+        Counted.made.clear()
+        load(path, device=CPU, dtype=torch.float32, **options)  # type: ignore[operator]
         own = [tensor for _, tensor in checkpoint.read(keys(checkpoint.files))]
-        assert states[0].total == sum(tensor.nbytes for tensor in own)
-        assert states[0].unit == BYTES
-        assert len(states) == len(own) + 2
+        (step,) = Counted.made
+        assert step.total == sum(tensor.nbytes for tensor in own)
+        assert step.unit == BYTES
+        assert len(step.counts) == len(own)
         # Counted, not only declared at the end.
-        assert states[-2].done == states[-1].done == states[0].total
-        assert states[-1].ended and not states[-1].failed
+        assert step.counts[-1] == step.total
 
 
 def test_a_part_of_a_tensor_counts_as_its_part() -> None:

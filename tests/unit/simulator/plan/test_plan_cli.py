@@ -58,7 +58,9 @@ def test_a_plan_is_shown_written_and_drawn(profile: Path, tmp_path: Path) -> Non
     assert told["sensitivity"] == []
     assert {one["part"] for one in told["scaling"]["bottlenecks"]} == {"proxy", "store", "registry"}
     for words in ("1E1PD", "2 colocated", "per million", "one proxy's CPU", "For 30 requests/s"):
-        assert words in result.output
+        assert words in result.stdout
+    assert result.stderr.splitlines()[0] == "simulating"
+    assert "simulating" not in result.stdout
     assert picture.read_text().startswith("<?xml")
 
 

@@ -12,11 +12,13 @@ import click
 from triptych.apps.cli.commands.bench_options import AbOptions, CompareOptions, GoodputOptions, check_extra
 from triptych.apps.cli.options import configured
 from triptych.base.errors import ConfigError
+from triptych.base.progress import lines_on_stderr
 
 
 @click.group()
 def bench() -> None:
     """Measures goodput: load, limits, rate search, comparisons. Needs the `bench` extra."""
+    click.get_current_context().with_resource(lines_on_stderr())
 
 
 @bench.command()

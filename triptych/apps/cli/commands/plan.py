@@ -12,8 +12,7 @@ from triptych.apps.cli.commands.bench_options import WorkloadOptions, check_extr
 from triptych.apps.cli.options import MODEL_HELP, configured, model_argument
 from triptych.base.config.flags import CommandOptions, flag, part
 from triptych.base.errors import ConfigError
-from triptych.base.progress.progress import shown_by
-from triptych.base.progress.renderers import command_renderer
+from triptych.base.progress import lines_on_stderr
 
 if TYPE_CHECKING:
     from triptych.simulator.plan.question import Question
@@ -68,7 +67,7 @@ def plan(options: PlanOptions) -> None:
     store_rate = _at_least_0("--store-bandwidth", options.store_bandwidth) * 1e9
     check_question(question)
     _check_files(options)
-    with shown_by(command_renderer()):
+    with lines_on_stderr():
         result = answer(
             question, rate=rate, sensitivity=not options.quick, scale=options.scale, store_rate=store_rate
         )
@@ -167,7 +166,7 @@ def profile(given: ProfileArguments) -> None:
     from triptych.simulator.profile.profile import ProfileOptions, measure, report, write_profile
 
     options = ProfileOptions(path, model_name(path), given.device, given.dtype, given.threads, given.quick)
-    with shown_by(command_renderer()):
+    with lines_on_stderr():
         result = measure(options)
     write_profile(given.output, result)
     click.echo(report(result))

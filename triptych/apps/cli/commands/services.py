@@ -27,9 +27,7 @@ from triptych.base.config import (
     read_internal_token,
 )
 from triptych.base.errors import ConfigError
-from triptych.base.log import logs_json, setup_logging
-from triptych.base.progress.progress import set_renderer
-from triptych.base.progress.renderers import service_renderer
+from triptych.base.log import setup_logging
 
 S = TypeVar("S", bound=ServiceConfig)
 W = TypeVar("W", bound=WorkerConfig)
@@ -93,9 +91,7 @@ def _start(service: str, config: ServiceConfig) -> None:
 
     forget_variables()
     die_with_parent()
-    name = os.environ.get("TRIPTYCH_SERVICE", service)
-    setup_logging(name, config.log_level, config.log_format)
-    set_renderer(service_renderer(name, json=logs_json()))
+    setup_logging(os.environ.get("TRIPTYCH_SERVICE", service), config.log_level, config.log_format)
     check_temporary_folder()
     pin(config.cpus)
     library_environment()

@@ -13,7 +13,7 @@ from support.data.items import make_plan
 from triptych.base.types import Placement
 from triptych.base.vllm_classes import ROWS
 from triptych.pd_worker.core.outputs import RawLogprobs
-from triptych.pd_worker.vllm.http.call import range_of, size_of
+from triptych.pd_worker.vllm.http.call import _metadata, range_of, size_of
 from triptych.pd_worker.vllm.http.client import EventParser
 from triptych.pd_worker.vllm.http.replies import (
     ChosenToken,
@@ -168,3 +168,11 @@ def test_an_item_without_a_grid_still_has_a_field_which_the_connector_knows():
 def test_a_placeholder_is_the_tokens_that_take_rows():
     assert range_of(Placement(10, 6, ((1, 4),))) == {"offset": 11, "length": 4}
     assert range_of(Placement(10, 6)) == {"offset": 10, "length": 6}
+
+
+def test_an_item_without_pixels_is_encoded_as_vllm_reads_it():
+    plan = replace(make_plan(), grid_thw=(1, 4, 4))
+    assert _metadata(plan) == (
+        "ga5pbWFnZV9ncmlkX3Rod4KkZGF0YZOlaW50NjSRA8cYAwEAAAAAAAAABAAAAAAAAAAEAAAAAAAAAKVmaWVsZJKnYmF0Y2hlZIGra2Vl"
+        "cF9vbl9jcHXD"
+    )

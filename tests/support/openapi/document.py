@@ -1,16 +1,16 @@
-"""The OpenAPI document, made of the Structs that bodies are decoded into."""
+"""The OpenAPI document, made of the Structs that bodies are decoded into: `make openapi` writes it."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 
+from support.openapi import replies
 from triptych import __version__
 from triptych.base.project import links
 from triptych.proxy.http.endpoint import PostEndpoint
@@ -18,14 +18,12 @@ from triptych.proxy.openai.audio.endpoint import AudioEndpoint
 from triptych.proxy.openai.audio.request import TranslationForm
 from triptych.proxy.openai.chat.endpoint import ChatEndpoint
 from triptych.proxy.openai.completions.endpoint import CompletionsEndpoint
-from triptych.proxy.openai.fields.sampling import LATE, REFERENCE, any_json
+from triptych.proxy.openai.fields.sampling import LATE, LATE_KEY
 from triptych.proxy.openai.messages.endpoint import CountTokensEndpoint, MessagesEndpoint
-from triptych.proxy.openai.openapi import replies
 from triptych.proxy.openai.responses.endpoint import ResponsesEndpoint
 from triptych.proxy.openai.retrieval.embeddings import EmbeddingsEndpoint
 from triptych.proxy.openai.retrieval.ranking import RerankEndpoint, ScoreEndpoint
 from triptych.proxy.openai.tokenize import DetokenizeEndpoint, TokenizeEndpoint
-from triptych.proxy.page.endpoint import DOCS, SECURITY_HEADERS, page_files
 
 _PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAEklEQVR4nGP4z8CAFWEX"
@@ -55,6 +53,7 @@ _SEE = [
     }
 ]
 _SRT = {"file": "@speech.wav", "language": "en", "response_format": "srt"}
+REFERENCE = "#/components/schemas/"
 #: The model of an example, in whose place the page has one that is served.
 MODEL = "MODEL"
 Examples = dict[str, dict[str, Any]]
@@ -200,7 +199,6 @@ OPERATIONS = (
         "get", "/ready", "Whether it takes requests", replies.StatusReply, needs_key=False, statuses=(503,)
     ),
     Operation("get", "/openapi.json", "This document", "application/json"),
-    Operation("get", "/docs", "This document for people", "text/html", needs_key=False),
 )
 FORM_OPERATIONS = (
     _post(
@@ -234,18 +232,25 @@ _ERRORS = {
 }
 
 
-def make_openapi(*, max_choices: int = 16, page: bool = True) -> dict[str, Any]:
-    """The whole document (OpenAPI 3.1). `page`: whether /docs is served."""
-    operations = [op for op in (*OPERATIONS, *FORM_OPERATIONS) if page or op.path != "/docs"]
+def openapi_text() -> str:
+    """The document as its file has it: a value in each line, for readable changes."""
+    return json.dumps(make_openapi(), indent=0, ensure_ascii=False) + "\n"
+
+
+def make_openapi() -> dict[str, Any]:
+    """The whole document (OpenAPI 3.1)."""
+    operations = (*OPERATIONS, *FORM_OPERATIONS)
     bodies = [op.body for op in operations if op.body is not None]
     shapes = [op.reply for op in operations if not isinstance(op.reply, str)]
-    _, components = msgspec.json.schema_components(
-        [*bodies, *shapes, *LATE, *{op.error: None for op in operations}],
+    late = len(LATE)
+    schemas, components = msgspec.json.schema_components(
+        [*LATE, *bodies, *shapes, *{op.error: None for op in operations}],
         ref_template=REFERENCE + "{name}",
-        schema_hook=any_json,
+        schema_hook=_any_json,
     )
+    components = _with_late(components, schemas[:late])
     for body in bodies:
-        _complete(components[body.__name__], max_choices)
+        _complete(components[body.__name__])
     paths: dict[str, Any] = {}
     for op in operations:
         paths.setdefault(op.path, {})[op.method] = _operation(op)
@@ -266,13 +271,28 @@ def make_openapi(*, max_choices: int = 16, page: bool = True) -> dict[str, Any]:
     }
 
 
-def _complete(schema: dict[str, Any], max_choices: int) -> None:
+def _any_json(kind: type) -> dict[str, Any]:
+    """The schema of a value whose type is `object`; msgspec wants it to say something."""
+    return {"title": "Any JSON"}
+
+
+def _with_late(schema: Any, late: Sequence[dict[str, Any]]) -> Any:
+    """The schema with those of values that are converted after their body."""
+    if isinstance(schema, list):
+        return [_with_late(part, late) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    rest = {key: _with_late(value, late) for key, value in schema.items() if key != LATE_KEY}
+    return rest | _with_late(late[schema[LATE_KEY]], late) if LATE_KEY in schema else rest
+
+
+def _complete(schema: dict[str, Any]) -> None:
     """Leaves out the fields without a description, which are refused or have another name here."""
     properties = {name: field for name, field in schema["properties"].items() if "description" in field}
     for field in properties.values():
         field.pop("default", None)  # always null: "not given"
     if "n" in properties:
-        properties["n"] |= {"minimum": 1, "maximum": max_choices}
+        properties["n"]["minimum"] = 1
     schema["properties"] = properties
 
 
@@ -322,30 +342,3 @@ def _content(op: Operation) -> dict[str, Any]:
 
 def _reference(struct: type[msgspec.Struct]) -> dict[str, str]:
     return {"$ref": REFERENCE + struct.__name__}
-
-
-class DocsEndpoints:
-    """Endpoints of the documentation, each generated once. `page`: whether there is a page to describe."""
-
-    def __init__(self, *, max_choices: int, page: bool = True) -> None:
-        self._max_choices = max_choices
-        self._with_page = page
-
-    @cached_property
-    def _document(self) -> bytes:
-        return msgspec.json.encode(make_openapi(max_choices=self._max_choices, page=self._with_page))
-
-    @cached_property
-    def _page(self) -> bytes:
-        # As data for the page's script: nothing in it ends the element that it stands in.
-        return page_files()[DOCS].data.replace(b"OPENAPI", self._document.replace(b"<", b"\\u003c"))
-
-    async def version(self, request: Request) -> Response:
-        return JSONResponse({"version": __version__})
-
-    async def document(self, request: Request) -> Response:
-        return Response(self._document, media_type="application/json")
-
-    async def page(self, request: Request) -> Response:
-        headers = {**SECURITY_HEADERS, "cache-control": "no-cache"}
-        return Response(self._page, media_type="text/html", headers=headers)

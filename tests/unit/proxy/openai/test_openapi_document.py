@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 from openapi_spec_validator import validate
 
+from support.openapi.document import FORM_OPERATIONS, OPERATIONS, make_openapi, openapi_text
 from triptych.base.errors import InvalidRequest
 from triptych.proxy.openai.chat.request import parse_body
 from triptych.proxy.openai.completions.request import parse_completion
 from triptych.proxy.openai.fields.sampling import UnservedBody
 from triptych.proxy.openai.messages.request import parse_messages
-from triptych.proxy.openai.openapi.document import FORM_OPERATIONS, OPERATIONS, make_openapi
 from triptych.proxy.openai.responses.request import parse_responses
+from triptych.proxy.page.endpoint import OPENAPI, STATIC
 
 PARSERS = {
     "/v1/chat/completions": lambda raw: parse_body(raw, "r", max_images=4, timeout=1.0, max_choices=16),
@@ -26,6 +27,10 @@ GENERATING = [operation for operation in OPERATIONS if operation.path in PARSERS
 def _properties(document: dict[str, Any], name: str) -> dict[str, Any]:
     found: dict[str, Any] = document["components"]["schemas"][name]["properties"]
     return found
+
+
+def test_the_file_that_is_served_is_what_the_code_makes():
+    assert (STATIC / OPENAPI).read_text(encoding="utf-8") == openapi_text(), "write it with `make openapi`"
 
 
 def test_the_document_is_valid():

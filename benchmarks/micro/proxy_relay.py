@@ -8,7 +8,7 @@ does nothing but receive the same messages takes turns with the proxy, round by 
 Text requests go to a PD worker whose engine only counts: it steps at a real one's pace, and its messages
 leave through a real one's event streams.
 
-    python -m benchmarks proxy_relay [--streams 8] [--tokens 2000] [--rounds 15] [--write]
+    python -m benchmarks micro proxy_relay [--streams 8] [--tokens 2000] [--rounds 15] [--write]
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import statistics
 import time
 from typing import Any
 
-from benchmarks.proxy_relay.processes import (
+from benchmarks.micro.proxy_processes import (
     MODEL,
     STEP_SECONDS,
     children,

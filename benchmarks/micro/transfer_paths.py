@@ -12,7 +12,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import msgpack
+import msgspec
 import redis
 import torch
 
@@ -40,13 +40,13 @@ def _read(url: str, pipe: Connection) -> None:
     """The PD worker's process: loads what comes, answers (moment, path, CPU seconds so far)."""
     role = TransferRole(ECTransferConfig(store_url=url, ec_role="consumer", direct=DirectTransfer()))
     generation = 0
-    while (order := msgpack.unpackb(pipe.recv_bytes())) is not None:
+    while (order := msgspec.msgpack.decode(pipe.recv_bytes())) is not None:
         generation += 1
         fetch = Fetch(plan_of(*order[0]), generation, order[1] and EmbeddingSource(*order[1]))
         role.worker.start_load_caches(TransferMetadata(1, fetches=(fetch,)), {})
         out = role.until(lambda out: out.fetched)
         moment, path = time.monotonic(), out.paths.get(fetch.plan.mm_hash, "")
-        pipe.send_bytes(msgpack.packb((moment, path, time.process_time())))
+        pipe.send_bytes(msgspec.msgpack.encode((moment, path, time.process_time())))
         drops = (LoadId(fetch.plan.mm_hash, generation),)
         role.worker.start_load_caches(TransferMetadata(2, drops=drops), {})
     role.worker.shutdown()
@@ -81,8 +81,8 @@ class Workers:
         if path != "store":
             offered = out.offered[plan.mm_hash]
             source = (offered.name, offered.socket if path == "shm" else "", offered.address)
-        self._pipe.send_bytes(msgpack.packb(((name, *shape), source)))
-        moment, taken, self._reader_cpu = msgpack.unpackb(self._pipe.recv_bytes())
+        self._pipe.send_bytes(msgspec.msgpack.encode(((name, *shape), source)))
+        moment, taken, self._reader_cpu = msgspec.msgpack.decode(self._pipe.recv_bytes())
         if taken != path:
             raise RuntimeError(f"the item came by {taken!r}, not by {path}")
         if not out.saved:
@@ -95,7 +95,7 @@ class Workers:
 
     def close(self) -> None:
         """Ends the processes and connections."""
-        self._pipe.send_bytes(msgpack.packb(None))
+        self._pipe.send_bytes(msgspec.msgpack.encode(None))
         self._reader.join(_PATIENCE)
         for role in self._roles:
             role.worker.shutdown()
@@ -138,5 +138,5 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, EmbeddedStore(Path(folder), 1 << 30) as server:
         measured = measure(server.url, options.repeats)
     paths = table(("embedding", "path", "ms, median (best)", "CPU ms"), rows(measured), (0, 1))
-    command = f"python -m benchmarks transfer_paths --repeats {options.repeats}"
+    command = f"python -m benchmarks micro transfer_paths --repeats {options.repeats}"
     publish(fill("transfer_paths", command=command, paths="\n".join(paths)), RESULT, write=options.write)

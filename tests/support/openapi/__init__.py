@@ -1,0 +1,1 @@
+"""Makes the OpenAPI document that the proxy serves as a file."""

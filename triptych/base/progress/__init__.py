@@ -1,1 +1,0 @@
-"""Progress of long work: steps, the time they have left, and how people see them."""
