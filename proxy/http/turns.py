@@ -9,6 +9,9 @@ from functools import partial
 
 #: In each turn of the loop: a step and the task that it starts hold it for up to half a millisecond.
 STEPS = 2
+#: Beyond those, until nothing waits again: clients that ask at one moment are served together. A turn of the
+#: loop for every two of them takes a quarter more of a small request's CPU.
+BURST = 64
 
 
 class LoopTurns:
@@ -18,8 +21,9 @@ class LoopTurns:
     comes later with one, however cheap each time is.
     """
 
-    def __init__(self, steps: int = STEPS) -> None:
+    def __init__(self, steps: int = STEPS, burst: int = BURST) -> None:
         self._steps = steps
+        self._burst = self._credit = burst
         self._waiting: dict[str, deque[Callable[[], None]]] = {}
         #: Steps of the present turn of the loop.
         self._taken = 0
@@ -27,11 +31,10 @@ class LoopTurns:
 
     def ask(self, holder: str, step: Callable[[], None]) -> None:
         """Calls it now, or when others have had their turns."""
-        if self._waiting or self._taken >= self._steps:
+        if self._waiting or not self._may_take():
             self._waiting.setdefault(holder, deque()).append(step)
             return
         self._announce()
-        self._taken += 1
         step()
 
     async def turn(self, holder: str) -> None:
@@ -40,6 +43,16 @@ class LoopTurns:
         self.ask(holder, partial(_give, turn))
         if not turn.done():
             await turn
+
+    def _may_take(self) -> bool:
+        """Whether the present turn has a step left; it is taken."""
+        if self._taken < self._steps:
+            self._taken += 1
+        elif self._credit:
+            self._credit -= 1
+        else:
+            return False
+        return True
 
     def _announce(self) -> None:
         if not self._announced:
@@ -50,8 +63,9 @@ class LoopTurns:
         self._taken, self._announced = 0, False
         if self._waiting:
             self._announce()
-        while self._waiting and self._taken < self._steps:
-            self._taken += 1
+        else:
+            self._credit = self._burst
+        while self._waiting and self._may_take():
             holder = next(iter(self._waiting))
             steps = self._waiting.pop(holder)
             step = steps.popleft()

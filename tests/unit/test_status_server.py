@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from triptych.base.errors import ConfigError, InvalidRequest
-from triptych.base.request import RepetitionPenalty, Seed, Temperature, TopP, check_limits
+from triptych.base.request import Seed, check_limits
 from triptych.base.status_server import (
     MAX_CONNECTIONS,
     ProbeAnswer,
@@ -24,6 +24,7 @@ from triptych.base.status_server import (
     ready_answer,
     status_server,
 )
+from triptych.base.types import RepetitionPenalty, Temperature, TopP
 
 
 @pytest.fixture

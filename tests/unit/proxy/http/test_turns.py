@@ -13,13 +13,13 @@ async def loop_turn() -> None:
 
 
 async def test_a_step_is_taken_at_once_while_few_are_asked_for():
-    turns, taken = LoopTurns(steps=2), []
+    turns, taken = LoopTurns(steps=2, burst=0), []
     turns.ask("a", partial(taken.append, 1))
     assert taken == [1]
 
 
 async def test_no_turn_of_the_loop_has_more_than_its_steps():
-    turns, taken = LoopTurns(steps=2), []
+    turns, taken = LoopTurns(steps=2, burst=0), []
     for number in range(7):
         turns.ask("a", partial(taken.append, number))
     counts = [len(taken)]
@@ -30,8 +30,22 @@ async def test_no_turn_of_the_loop_has_more_than_its_steps():
     assert counts == [2, 4, 6, 7]
 
 
+async def test_a_crowd_is_served_in_one_turn_of_the_loop_and_a_flood_only_once():
+    turns, taken = LoopTurns(steps=1, burst=30), []
+    for number in range(31):
+        turns.ask("crowd", partial(taken.append, number))
+    assert len(taken) == 31
+    await loop_turn()  # nothing waits
+    for number in range(1000):
+        turns.ask("flood", partial(taken.append, number))
+    assert len(taken) == 62
+    for further in range(1, 4):
+        await loop_turn()
+        assert len(taken) == 62 + further
+
+
 async def test_whoever_comes_later_with_one_step_is_next_however_many_wait_of_another_holder():
-    turns, taken = LoopTurns(steps=1), []
+    turns, taken = LoopTurns(steps=1, burst=0), []
     for number in range(1000):
         turns.ask("many", partial(taken.append, number))
     turns.ask("one", partial(taken.append, "one"))
@@ -42,7 +56,7 @@ async def test_whoever_comes_later_with_one_step_is_next_however_many_wait_of_an
 
 
 async def test_a_step_that_asks_for_a_further_one_lets_others_pass():
-    turns, taken = LoopTurns(steps=1), []
+    turns, taken = LoopTurns(steps=1, burst=0), []
 
     def again() -> None:
         taken.append("again")
@@ -57,7 +71,7 @@ async def test_a_step_that_asks_for_a_further_one_lets_others_pass():
 
 
 async def test_a_step_that_fails_keeps_no_other_one():
-    turns, taken = LoopTurns(steps=1), []
+    turns, taken = LoopTurns(steps=1, burst=0), []
     told: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context["exception"]))
 
@@ -74,7 +88,7 @@ async def test_a_step_that_fails_keeps_no_other_one():
 
 
 async def test_a_turn_that_is_waited_for_comes_after_one_of_each_other_holder():
-    turns, had = LoopTurns(steps=1), []
+    turns, had = LoopTurns(steps=1, burst=0), []
 
     async def begin(holder: str) -> None:
         await turns.turn(holder)
@@ -89,7 +103,7 @@ async def test_a_turn_that_is_waited_for_comes_after_one_of_each_other_holder():
 
 
 async def test_who_gives_up_waiting_for_a_turn_keeps_no_other_one():
-    turns = LoopTurns(steps=1)
+    turns = LoopTurns(steps=1, burst=0)
     tasks = [asyncio.create_task(turns.turn("a")) for _ in range(4)]
     await loop_turn()
     tasks[2].cancel()
