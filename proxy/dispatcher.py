@@ -80,7 +80,7 @@ class Dispatcher:
         #: What makes requests of clients' bytes, for both doors.
         self.parsers = Parsers(self.quotas["parser"], self.quotas["parser-processes"])
         self._pool = pool
-        self._metrics = metrics
+        self.metrics = metrics
         self._clock = clock
         self._draw_id = draw_id
         self._requests: dict[str, InFlightRequest] = {}
@@ -254,7 +254,7 @@ class Dispatcher:
             if call.sampling.logprobs is not None:
                 self.with_logprobs.add(request.request_id)
             call.media.join()
-        self._metrics.in_flight.set(len(self._requests))
+        self.metrics.in_flight.set(len(self._requests))
         self._recorder.open(choices, context.span)
         return choices
 
@@ -271,7 +271,7 @@ class Dispatcher:
             del self._requests[request.request_id]
             self.with_logprobs.discard(request.request_id)
             request.call.media.leave()
-        self._metrics.in_flight.set(len(self._requests))
+        self.metrics.in_flight.set(len(self._requests))
         self._recorder.close(choices, failure)
 
     def _expire(self, choices: Choices) -> None:
@@ -383,10 +383,10 @@ class Dispatcher:
         self._shortage.pool_changed()
         self._store_wait.pool_changed()
         for pool in ("encoder", "pd"):
-            self._metrics.workers.labels(pool).set(len(self._pool.serving(pool)))
+            self.metrics.workers.labels(pool).set(len(self._pool.serving(pool)))
         mismatches = self._pool.mismatches()
         for reason in MISMATCHES:
-            self._metrics.mismatched_encoders.labels(reason).set(mismatches[reason])
+            self.metrics.mismatched_encoders.labels(reason).set(mismatches[reason])
 
     def worker_lost(self, worker: Worker) -> None:
         if worker.info.pool == "pd":
