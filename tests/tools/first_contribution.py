@@ -3,9 +3,9 @@
     python tests/tools/first_contribution.py [--all]
 
 clones HEAD, writes the change by hand into as few files as the house asks for, then says `make generated` and
-`make lint`, and runs the unit tests of the changed modules and pages; with --all all unit tests. It fails where a
-change of this kind needs more files, or a second command for what is generated. An edit whose text is no more in its
-file names the file: write the edit anew.
+`make lint`, and runs the unit tests of the changed modules and pages; with --all all unit tests. It fails
+where a change of this kind needs more files, or a second command for what is generated. An edit whose text is
+no more in its file names the file: write the edit anew.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ CHANGE = [
     ),
     Edit(
         "docs/api.md",
-        "| `triptych_timings` | bool | adds the seconds of each stage, and where each embedding came from |\n",
+        "the seconds of each stage, and where each embedding came from |\n",
         "| `triptych_version` | bool | adds the version of the proxy |\n",
     ),
     Edit(
@@ -118,7 +118,7 @@ class Clone:
         file.write_text(before + edit.behind + edit.text + after, encoding="utf-8")
 
     def make(self, *words: str) -> None:
-        """A target of the Makefile; the borrowed environment is not made again for the clone's newer files."""
+        """A target of the Makefile; the borrowed environment is not made again for newer files."""
         old = [word for stamp in (".packages", ".installed", ".proxy") for word in ("-o", f".venv/{stamp}")]
         self._run("make", *old, *words)
 
