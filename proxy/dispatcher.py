@@ -41,7 +41,7 @@ from triptych.proxy.quotas.quota import Hold
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
 from triptych.proxy.requests import instructions as do
 from triptych.proxy.requests.item_supply import EncoderShortage, ItemSupply, StoreView, StoreWait
-from triptych.proxy.requests.recorder import CallObserver, Recorder
+from triptych.proxy.requests.recorder import Recorder
 from triptych.proxy.requests.request import Choices, InFlightRequest, ReplyMemory, draw_request_id
 from triptych.proxy.splitter import VideoSegments
 from triptych.proxy.workers import KnownWorkers, Worker
@@ -72,7 +72,6 @@ class Dispatcher:
         store_wait: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
         draw_id: Callable[[], str] = draw_request_id,
-        observer: CallObserver | None = None,
         quotas: QuotaTable | None = None,
         videos: VideoSegments | None = None,
     ) -> None:
@@ -84,7 +83,7 @@ class Dispatcher:
         self._clock = clock
         self._draw_id = draw_id
         self._requests: dict[str, InFlightRequest] = {}
-        self._recorder = Recorder(metrics, clock, pool.resolve_model, observer)
+        self.recorder = Recorder(metrics, clock, pool.resolve_model)
         self.with_logprobs: set[str] = set()
         self._counter = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -98,7 +97,7 @@ class Dispatcher:
             share=share,
             flow_control=flow_control,
             epoch=lambda: (pool.epoch, store.clock_jumps),
-            on_ready=self._recorder.encoded,
+            on_ready=self.recorder.encoded,
             pd_idle=lambda: self._router.idle,
             shared=self.quotas.shared,
         )
@@ -255,7 +254,7 @@ class Dispatcher:
                 self.with_logprobs.add(request.request_id)
             call.media.join()
         self.metrics.in_flight.set(len(self._requests))
-        self._recorder.open(choices, context.span)
+        self.recorder.open(choices, context.span)
         return choices
 
     def _pause(self, choices: Choices, paused: bool) -> None:
@@ -272,7 +271,7 @@ class Dispatcher:
             self.with_logprobs.discard(request.request_id)
             request.call.media.leave()
         self.metrics.in_flight.set(len(self._requests))
-        self._recorder.close(choices, failure)
+        self.recorder.close(choices, failure)
 
     def _expire(self, choices: Choices) -> None:
         encoders = bool(self._pool.serving("encoder"))
@@ -291,7 +290,7 @@ class Dispatcher:
             kind = worker.info.kind if worker is not None else ""
             self.prompts.observe(request.lifecycle, event, kind, self._clock())
         orders = request.lifecycle.deliver(event)
-        self._recorder.record(request, event, orders)
+        self.recorder.record(request, event, orders)
         for order in orders:
             match order:
                 case do.Submit():

@@ -45,7 +45,7 @@ CHANGE = [
     ),
     Edit(
         "proxy/openai/chat/endpoint.py",
-        "from typing import TypeVar\n\n",
+        "from typing import ClassVar, TypeVar\n\n",
         "from triptych import __version__\n",
     ),
     Edit(
