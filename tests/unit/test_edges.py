@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from triptych.base.edges import load_edge
 def edge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of an installed edge, `an_edge`."""
     monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "an_edge"]:
+        monkeypatch.delitem(sys.modules, name)
     folder = tmp_path / "an_edge"
     folder.mkdir()
     (folder / "__init__.py").touch()
