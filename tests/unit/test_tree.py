@@ -43,7 +43,7 @@ def _folders(*roots: str) -> list[Path]:
 
 
 def _product() -> list[Path]:
-    return [path for folder in _folders(*SERVICES, "triptych", "triptych_bench") for path in _modules(folder)]
+    return [path for folder in _folders(*SERVICES, "triptych") for path in _modules(folder)]
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ ROWS = [
     (("colocated", *_STORE), "worker"),
     (("namespace", str(DEMO_MODEL)), "worker"),
     (("tones", "555", "-o", "tones.wav"), "worker"),
-    (("profile",), "worker"),
+    (("profile",), "triptych-bench"),
     (("bench", "workloads"), "triptych-bench"),
     (("transcribe", "a.wav"), "client"),
 ]
