@@ -111,6 +111,7 @@ class AudioEndpoint(CallEndpoint[TranscriptionRequest]):
 
     expected = "send a form with an audio file, such as curl -F file=@speech.wav"
     smaller = "send a smaller file, such as FLAC, or cut it"
+    operation = "generate_content"
     body = TranscriptionForm
 
     def parse(self, request_id: str, content_type: bytes = b"") -> Parse[TranscriptionRequest]:
