@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from triptych.base.cpu import step_pacer
-from triptych.base.cpu.step_pacer import SLOTS, CorePage, crowded
+from triptych.base.cpu.core_page import SLOTS, CorePage, crowded
 from triptych.base.cpu.threads import OwnCore, claim_core, parse_cpus, pin
 from triptych.base.errors import ConfigError
 from triptych.base.machine.resources import usable_cpus

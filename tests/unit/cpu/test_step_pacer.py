@@ -8,7 +8,8 @@ import time
 import pytest
 
 from triptych.base.cpu import step_pacer as module
-from triptych.base.cpu.step_pacer import CorePage, FollowsRows, SharedCores, StepPacer, step_pacer
+from triptych.base.cpu.core_page import CorePage
+from triptych.base.cpu.step_pacer import FollowsRows, SharedCores, StepPacer, step_pacer
 from triptych.base.cpu.threads import OwnCore
 from triptych.base.machine.resources import usable_cpus
 

@@ -8,7 +8,7 @@ from collections import deque
 
 from triptych.base.log import log_fields, short
 from triptych.base.types import ItemPlan
-from triptych.ec_connector.connectors.store_loads import StoreClient
+from triptych.ec_connector.connectors.store_client import StoreClient
 from triptych.integrations.vllm.host_copies import HostCopies, HostCopy
 from triptych.integrations.vllm.options import ConnectorOptions
 from triptych.integrations.vllm.park_table import LoadOutcome, LoadReport
