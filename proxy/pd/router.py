@@ -16,7 +16,7 @@ from triptych.base.errors import ContextTooLong, InternalError, Overloaded, Requ
 from triptych.base.log import log_fields
 from triptych.protos import pd_pb2
 from triptych.protos.convert import error_from_proto
-from triptych.proxy.events import Accepted, Lost, Refused, RequestFailed
+from triptych.proxy.events import Accepted, Refused, RequestFailed, lost
 from triptych.proxy.pd.lengths import min_tokens, takes, too_long
 from triptych.proxy.pd.link import OUR_FAULT
 from triptych.proxy.pd.stall_watch import LOOK_SECONDS
@@ -390,18 +390,18 @@ class PDRouter:
             self._events.deliver(request.request_id, Refused(order.attempt, reason))
             return
         self._back_off(request, link)
-        self._events.deliver(request.request_id, Lost(order.attempt))
+        self._events.deliver(request.request_id, lost(order.attempt))
 
     def _refused(self, request: InFlightRequest, order: Submit, link: Link, error: RequestError) -> None:
         """A worker that is full or stopping is no reason to fail while another one may take the request."""
         link.forget(request.request_id)
         if isinstance(error, ContextTooLong) and self._longer_than(request, link):
-            self._events.deliver(request.request_id, Lost(order.attempt))
+            self._events.deliver(request.request_id, lost(order.attempt))
             return
         if error.param == "request_id":
             # Ids are ours: a call broke, and this is one more. A worker of an earlier release takes none.
             self._back_off(request, link)
-            self._events.deliver(request.request_id, Lost(order.attempt))
+            self._events.deliver(request.request_id, lost(order.attempt))
             return
         if not isinstance(error, (Overloaded, Unavailable)):
             self._events.deliver(request.request_id, Refused(order.attempt, error))
@@ -410,7 +410,7 @@ class PDRouter:
         if isinstance(error, Overloaded) and not order.resume and not self._candidates(request):
             self._events.deliver(request.request_id, Refused(order.attempt, error))
             return
-        self._events.deliver(request.request_id, Lost(order.attempt))
+        self._events.deliver(request.request_id, lost(order.attempt))
 
     def _longer_than(self, request: InFlightRequest, link: Link) -> bool:
         """Whether another worker takes more tokens than this one, which has counted too many for itself."""

@@ -10,29 +10,16 @@ from typing import Protocol
 
 from grpc import aio
 
-from triptych.base.errors import InternalError, RequestError, Unavailable
+from triptych.base.errors import InternalError
 from triptych.base.hashing import tenant_digest
 from triptych.base.log import log_fields
 from triptych.base.request import TemplateOptions
 from triptych.base.tracing.context import TRACEPARENT, TRACESTATE, metadata
-from triptych.base.types import PDTimings, PositionLogprobs, ReasoningMarkers, TimestampTokens, Usage
+from triptych.base.types import PositionLogprobs
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
-from triptych.protos.convert import (
-    error_from_proto,
-    logprobs_from_proto,
-    sampling_to_proto,
-)
-from triptych.proxy.call.chat import EncoderPrompt, PoolingOptions, RawPrompt, Started, Transcription
-from triptych.proxy.events import (
-    Admitted,
-    Finished,
-    LoadReported,
-    Lost,
-    MissReported,
-    Refused,
-    RequestFailed,
-    WorkerEvent,
-)
+from triptych.protos.convert import logprobs_from_proto, sampling_to_proto
+from triptych.proxy.call.chat import EncoderPrompt, PoolingOptions, RawPrompt, Transcription
+from triptych.proxy.events import RequestFailed
 from triptych.proxy.ports import RequestEvents
 from triptych.proxy.requests.instructions import ResumeState, Submit
 from triptych.proxy.requests.request import InFlightRequest
@@ -141,7 +128,8 @@ def _deliver_events(step: Iterable[pd_pb2.RequestEvent], events: RequestEvents) 
             tokens = event.tokens
             token_ids = tokens.token_ids[:]
             if not token_ids and not event.HasField("tokens"):
-                _deliver_other(event, events)
+                if event.WhichOneof("body"):  # else one of a later release
+                    events.deliver(event.request_id, event)
                 continue
             request_id = event.request_id
             logprobs: Sequence[PositionLogprobs] = ()
@@ -160,44 +148,6 @@ def _bad_event(request_id: str, attempt: int, error: Exception, events: RequestE
         extra=log_fields(request_id=request_id, attempt=attempt),
     )
     events.deliver(request_id, RequestFailed(InternalError("the PD worker's answer makes no sense")))
-
-
-def _deliver_other(event: pd_pb2.RequestEvent, events: RequestEvents) -> None:
-    if (read := worker_event(event)) is not None:
-        events.deliver(event.request_id, read)
-
-
-def worker_event(event: pd_pb2.RequestEvent) -> WorkerEvent | None:
-    """The event, unless it is one of tokens or of a later release."""
-    attempt, kind = event.attempt, event.WhichOneof("body")
-    if kind == "finished":
-        return _end(attempt, event.finished)
-    if kind == "admitted":
-        placements = [(place.offset, place.length) for place in event.admitted.placements]
-        return Admitted(attempt, started_from_proto(event.admitted), placements)
-    if kind == "item_loaded":
-        return LoadReported(
-            attempt, event.item_loaded.mm_hash, event.item_loaded.seconds, event.item_loaded.path
-        )
-    if kind == "item_missing":
-        return MissReported(attempt, event.item_missing.mm_hash, event.item_missing.damaged_digest)
-    return Lost(attempt) if kind == "lost" else None
-
-
-def _end(attempt: int, finished: pd_pb2.Finished) -> WorkerEvent:
-    if finished.reason not in ("error", "abort"):
-        spent = PDTimings(
-            *(finished.queue_seconds, finished.load_seconds, finished.prefill_seconds),
-            *(finished.decode_seconds, finished.work_seconds),
-        )
-        usage = Usage(finished.prompt_tokens, finished.completion_tokens, finished.cached_tokens)
-        return Finished(attempt, finished.reason, usage, spent, finished.stop_sequence, finished.pooled)
-    error: RequestError = InternalError("the PD worker aborted the request")
-    if finished.HasField("error"):
-        error = error_from_proto(finished.error)
-    if finished.reason == "abort" or isinstance(error, Unavailable):
-        return Lost(attempt, back_off=True)
-    return Refused(attempt, error)
 
 
 def template_to_proto(options: TemplateOptions) -> pd_pb2.TemplateOptions:
@@ -232,23 +182,6 @@ def pooling_to_proto(pooling: PoolingOptions) -> pd_pb2.Pooling:
     task = pd_pb2.Pooling.TASK_SCORE if pooling.scores else pd_pb2.Pooling.TASK_EMBED
     return pd_pb2.Pooling(
         task=task, method=pooling.method, normalize=pooling.normalize, dimensions=pooling.dimensions
-    )
-
-
-def started_from_proto(admitted: pd_pb2.Admitted) -> Started:
-    timestamps = None
-    if admitted.HasField("timestamps"):
-        timestamps = TimestampTokens(admitted.timestamps.first, admitted.timestamps.seconds)
-    reasoning = None
-    if admitted.HasField("reasoning"):
-        markers = admitted.reasoning
-        reasoning = ReasoningMarkers(markers.start, markers.end, markers.label, markers.begun)
-    return Started(
-        tuple(admitted.prompt_token_ids),
-        tuple(admitted.encoder_prompt_token_ids),
-        timestamps,
-        reasoning=reasoning,
-        tool_format=admitted.tool_format,
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from triptych.base.errors import RequestError
 from triptych.proxy.call.chat import Output
-from triptych.proxy.events import Admitted, LoadReported, MissReported
+from triptych.proxy.events import WorkerEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class TellJobs:
     it has an item, or found it missing, which frees the item's part of the share; or, `held`, it has one that
     was expected there, so that no job is made."""
 
-    event: Admitted | LoadReported | MissReported
+    event: WorkerEvent
     held: bool = False
 
 

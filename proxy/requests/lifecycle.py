@@ -11,37 +11,36 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from triptych.base.errors import RETRY_AFTER, DeadlineExceeded, RequestError, Unavailable
+from triptych.base.delta import Delta
+from triptych.base.errors import RETRY_AFTER, DeadlineExceeded, InternalError, RequestError, Unavailable
 from triptych.base.tracing.tracer import Span
-from triptych.base.types import EmbeddingSource, FinishReason, ItemPlan
+from triptych.base.types import EmbeddingSource, FinishReason, ItemPlan, Usage
 from triptych.protos.common_pb2 import ItemPlan as PlanMessage
 from triptych.protos.convert import error_from_proto, plan_to_proto, source_from_proto
 from triptych.protos.encoder_pb2 import ItemReady
-from triptych.protos.pd_pb2 import ItemSlot
-from triptych.proxy.call.chat import Delta, Done, Started, Timings
+from triptych.protos.pd_pb2 import Admitted, Finished, ItemSlot
+from triptych.proxy.call.chat import Done, Timings
 from triptych.proxy.events import (
     Accepted,
-    Admitted,
     AttemptEvent,
     ClientLeft,
     DeadlinePassed,
     EncodersBack,
     EncodersGone,
     Fetched,
-    Finished,
     FirstToken,
     JobEvent,
-    LoadReported,
     LookedUp,
-    Lost,
-    MissReported,
     Refused,
     RequestEvent,
     RequestFailed,
     StoreEpoch,
     WorkerEvent,
+    lost,
+    served,
+    told,
 )
 from triptych.proxy.requests.instructions import (
     Emit,
@@ -235,19 +234,19 @@ class Lifecycle:
             case FirstToken():
                 return ()
 
-    def _of_job(self, item: RequestItem, told: JobEvent) -> Sequence[Instruction]:
+    def _of_job(self, item: RequestItem, job: JobEvent) -> Sequence[Instruction]:
         """An event of the item's encoder job."""
-        event = told.event
-        match told.kind:
+        event = job.event
+        match job.kind:
             case "waits":
-                item.origin = told.origin
+                item.origin = job.origin
             case "failed" if not event.failed.retryable:
                 return self._job_failed(item, error_from_proto(event.failed.error))
             case "planned" | "ready" as kind:
                 if item.plan is None:
                     item.slot.plan.CopyFrom(event.planned if kind == "planned" else event.ready.plan)
                 if kind == "ready":
-                    item.ready(event.ready, told.epoch)
+                    item.ready(event.ready, job.epoch)
                     self.timings.encode = max(self.timings.encode, event.ready.encode_seconds)
                     self.timings.save = max(self.timings.save, event.ready.save_seconds)
                 if self.phase is Phase.PLAN and all(each.plan is not None for each in self.items.values()):
@@ -256,25 +255,28 @@ class Lifecycle:
                     return self._announce(item)
         return ()
 
-    def _at_worker(self, event: WorkerEvent) -> Sequence[Instruction]:
+    def _at_worker(self, event: AttemptEvent) -> Sequence[Instruction]:
         """An event of the attempt at its PD worker."""
-        match event:
-            case Accepted():
-                return self._accepted()
-            case Refused():
-                return self._fail(event.error)
-            case Lost():
-                return self._worker_lost(back_off=event.back_off)
-            case Admitted():
+        if isinstance(event, Accepted):
+            return self._accepted()
+        if isinstance(event, Refused):
+            return self._fail(event.error)
+        match told(event):
+            case "admitted":
                 return self._admitted(event)
-            case LoadReported():
-                return self._loaded(self.items[event.mm_hash], event)
-            case MissReported():
-                return self._missing(self.items[event.mm_hash], event)
-            case Finished():
-                return self._finished(event)
+            case "item_loaded":
+                return self._loaded(self.items[event.item_loaded.mm_hash], event)
+            case "item_missing":
+                return self._missing(self.items[event.item_missing.mm_hash], event)
+            case "finished":
+                return self._finished(event.finished) if served(event) else self._given_up(event.finished)
+            case "lost":
+                return self._worker_lost()
+        return ()
 
-    def tokens(self, attempt: int, position: int, token_ids: list[int], text: str) -> Delta | Lost | None:
+    def tokens(
+        self, attempt: int, position: int, token_ids: list[int], text: str
+    ) -> Delta | WorkerEvent | None:
         """New output as the Delta to send; frames seen before are dropped. A gap: the attempt is lost, which
         is still to be delivered.
 
@@ -284,7 +286,7 @@ class Lifecycle:
             return None
         ids = self.output_token_ids
         if position != len(ids):
-            return None if position + len(token_ids) <= len(ids) else Lost(attempt)
+            return None if position + len(token_ids) <= len(ids) else lost(attempt)
         ids += token_ids
         self._text_chars += len(text)
         return Delta(text, token_ids)
@@ -339,28 +341,30 @@ class Lifecycle:
         late = tuple(sorted(item.mm_hash for item in stored if not item.announced))
         return [NotifyItems(late)] if late else []
 
-    def _admitted(self, event: Admitted) -> list[Instruction]:
+    def _admitted(self, event: WorkerEvent) -> list[Instruction]:
         instructions = self._accepted()
         instructions.append(TellJobs(event))
         if self.prompt_token_ids is None:
-            self.prompt_token_ids = event.started.prompt_token_ids
-            self._placements = tuple(event.placements)
-            instructions.append(Emit(self._with_frames(event.started)))
+            prompt = event.admitted
+            self.prompt_token_ids = tuple(prompt.prompt_token_ids)
+            self._placements = tuple((place.offset, place.length) for place in prompt.placements)
+            instructions.append(Emit(self._with_frames(prompt)))
         return instructions
 
-    def _with_frames(self, started: Started) -> Started:
+    def _with_frames(self, prompt: Admitted) -> Admitted:
         plans = [item.plan for item in self.items.values()]
-        audio = [tuple(plan.grid_thw) for plan in plans if plan is not None and plan.modality == "audio"]
-        return replace(started, frames=audio[0]) if audio else started
+        audio = [plan.grid_thw for plan in plans if plan is not None and plan.modality == "audio"]
+        prompt.frames[:] = audio[0] if audio else ()
+        return prompt
 
-    def _loaded(self, item: RequestItem, event: LoadReported) -> list[Instruction]:
+    def _loaded(self, item: RequestItem, event: WorkerEvent) -> list[Instruction]:
         item.loaded = True
         if item.status is EmbeddingStatus.EXPECTED:
             item.status = EmbeddingStatus.HELD
             return [TellJobs(event, held=True)]
         return [TellJobs(event)]
 
-    def _missing(self, item: RequestItem, event: MissReported) -> Sequence[Instruction]:
+    def _missing(self, item: RequestItem, event: WorkerEvent) -> Sequence[Instruction]:
         """The item is encoded again, or for the first time where it was expected to be there.
 
         Ignored while its job is under way: the worker repeats a loss on every new stream, and reports it to
@@ -379,17 +383,26 @@ class Lifecycle:
                 Unavailable("the store keeps losing this item's embedding", retry_after=RETRY_AFTER)
             )
         pause = 0.0 if item.losses == 1 else min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (item.losses - 2))
-        return [TellJobs(event), StartJobs((key,), True, event.damaged_digest, pause=pause)]
+        return [TellJobs(event), StartJobs((key,), True, event.item_missing.damaged_digest, pause=pause)]
 
-    def _finished(self, event: Finished) -> list[Instruction]:
-        if (spent := event.spent) is not None:
-            timings = self.timings
-            timings.queue, timings.load = spent.queue, spent.load
-            timings.prefill, timings.decode = spent.prefill, spent.decode
-        reason, stop = FinishReason(event.reason), event.stop_sequence
-        done = Done(reason, event.usage, self.timings, stop_sequence=stop, pooled=event.pooled)
+    def _finished(self, end: Finished) -> list[Instruction]:
+        timings = self.timings
+        timings.queue, timings.load = end.queue_seconds, end.load_seconds
+        timings.prefill, timings.decode = end.prefill_seconds, end.decode_seconds
+        usage = Usage(end.prompt_tokens, end.completion_tokens, end.cached_tokens)
+        reason, stop = FinishReason(end.reason), end.stop_sequence
         self.phase = Phase.ENDED
+        done = Done(reason, usage, timings, stop_sequence=stop, pooled=end.pooled)
         return [EndAttempt(cancel=False), Leave(), Emit(done)]
+
+    def _given_up(self, end: Finished) -> Sequence[Instruction]:
+        """The worker has ended the request without its answer, or hands it over: it goes on elsewhere."""
+        error: RequestError = InternalError("the PD worker aborted the request")
+        if end.HasField("error"):
+            error = error_from_proto(end.error)
+        if end.reason == "abort" or isinstance(error, Unavailable):
+            return self._worker_lost(back_off=True)
+        return self._fail(error)
 
     def _worker_lost(self, *, back_off: bool = False) -> Sequence[Instruction]:
         """The request goes on elsewhere."""

@@ -33,7 +33,6 @@ from triptych.pd_worker.core.admission import OrderedRequests
 from triptych.pd_worker.core.chunks import Budget
 from triptych.pd_worker.core.outputs import SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest, RequestState
-from triptych.pd_worker.core.request_events import RequestAdmitted
 from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.pd_worker.core.waiting_requests import waits_for_items
 
@@ -62,7 +61,7 @@ def test_requests_taken_up_again_get_room_before_new_ones(make: Make) -> None:
     engine.add(make_request("new", 8, [image[1]], ready=[], arrival=1.0))
     engine.add(make_request("resumed", 8, [image[2]], ready=[], arrival=2.0, attempt=2))
     engine.step()
-    assert names(engine.of(RequestAdmitted)) == ["running", "resumed"]
+    assert names(engine.of("admitted")) == ["running", "resumed"]
 
 
 def test_a_new_request_gives_its_blocks_up_before_one_taken_up_again(make: Make) -> None:

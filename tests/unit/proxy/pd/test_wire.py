@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.base.types import PDTimings, SamplingParams
+from triptych.base.types import SamplingParams
 from triptych.pd_worker.events.streams import StreamMessage
 from triptych.protos import common_pb2, pd_pb2
 from triptych.proxy.call.chat import ChatCall, RawPrompt
-from triptych.proxy.events import Finished, Lost, RequestEvent
+from triptych.proxy.events import RequestEvent, told
 from triptych.proxy.pd.lengths import min_tokens, takes, too_long
 from triptych.proxy.pd.load_reports import FRESH_SECONDS, LoadReports
-from triptych.proxy.pd.wire import deliver, worker_event
+from triptych.proxy.pd.wire import deliver
 from triptych.proxy.requests.instructions import ResumeState
 
 
@@ -38,8 +38,7 @@ class Events:
         self.calls.append(("tokens", request_id))
 
     def deliver(self, request_id: str, event: RequestEvent) -> None:
-        backs_off = isinstance(event, Lost) and event.back_off
-        self.calls.append(("back off" if backs_off else type(event).__name__.lower(), request_id))
+        self.calls.append((told(event) or type(event).__name__.lower(), request_id))
 
 
 def tokens(request_id: str) -> pd_pb2.RequestEvent:
@@ -49,11 +48,8 @@ def tokens(request_id: str) -> pd_pb2.RequestEvent:
     )
 
 
-def ended(request_id: str, reason: str, code: str = "") -> pd_pb2.RequestEvent:
-    error = common_pb2.Error(code=code, message="no") if code else None
-    return pd_pb2.RequestEvent(
-        request_id=request_id, attempt=1, finished=pd_pb2.Finished(reason=reason, error=error)
-    )
+def ended(request_id: str, reason: str) -> pd_pb2.RequestEvent:
+    return pd_pb2.RequestEvent(request_id=request_id, attempt=1, finished=pd_pb2.Finished(reason=reason))
 
 
 def delivered(events: Events, *step: pd_pb2.RequestEvent) -> list[tuple[str, ...]]:
@@ -74,20 +70,10 @@ def test_an_event_that_makes_no_sense_fails_its_request_alone() -> None:
     ]
 
 
-def test_the_end_of_a_request_says_what_its_prompt_took_unless_its_worker_does_not_tell() -> None:
-    for end, work in ((pd_pb2.Finished(work_seconds=0.5), 0.5), (pd_pb2.Finished(), 0.0)):
-        end.reason = "stop"
-        event = worker_event(pd_pb2.RequestEvent(attempt=1, finished=end))
-        assert isinstance(event, Finished) and event.spent == PDTimings(work=work)
-
-
-def test_an_end_without_an_answer_goes_on_elsewhere_unless_the_request_is_at_fault() -> None:
-    ends = [ended("a", "abort"), ended("u", "error", "unavailable"), ended("i", "error", "invalid_request")]
-    assert delivered(Events(), *ends) == [("back off", "a"), ("back off", "u"), ("refused", "i")]
-
-
-def test_an_answers_end_is_finished() -> None:
-    assert delivered(Events(), ended("r", "stop")) == [("finished", "r")]
+def test_events_are_delivered_as_they_are_and_those_of_a_later_release_are_not() -> None:
+    end, later = ended("r", "stop"), pd_pb2.RequestEvent(request_id="r", attempt=1)
+    events = Events()
+    assert delivered(events, later, end) == [("finished", "r")]
 
 
 def step_of(*entries: tuple[str, list[int], str]) -> pd_pb2.StepEvents:

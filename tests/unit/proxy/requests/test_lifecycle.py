@@ -6,15 +6,19 @@ import pytest
 
 from support.data.items import bare_plan
 from support.data.job_events import job_failed, job_planned, job_ready, job_waits
+from support.data.pd_events import pd_admitted, pd_finished, pd_loaded, pd_missing
+from triptych.base.delta import Delta
 from triptych.base.errors import InvalidRequest, RequestError
 from triptych.base.types import FinishReason, ItemPlan, Usage
 from triptych.protos.common_pb2 import EmbeddingSource
+from triptych.protos.pd_pb2 import Admitted
 from triptych.proxy import events
-from triptych.proxy.call.chat import Delta, Done, Started
+from triptych.proxy.call.chat import Done
+from triptych.proxy.events import lost
 from triptych.proxy.requests import instructions as do
 from triptych.proxy.requests.lifecycle import MAX_ITEM_LOSSES, Lifecycle, Phase
 
-STARTED = Started((7, 8))
+IDS = (7, 8)
 PLACES = [(0, 1)]
 
 
@@ -43,12 +47,12 @@ def ready(key: str) -> events.JobEvent:
 
 def loaded(attempt: int, key: str, *, held: bool = False) -> do.TellJobs:
     """What the jobs are told of an item that the PD worker has."""
-    return do.TellJobs(events.LoadReported(attempt, key), held)
+    return do.TellJobs(pd_loaded(attempt, key), held)
 
 
 def missed(attempt: int, key: str, digest: str = "") -> do.TellJobs:
     """What the jobs are told of an item that the PD worker has not found."""
-    return do.TellJobs(events.MissReported(attempt, key, digest))
+    return do.TellJobs(pd_missing(attempt, key, digest))
 
 
 def at_worker(*keys: str) -> Lifecycle:
@@ -56,7 +60,7 @@ def at_worker(*keys: str) -> Lifecycle:
     machine = begun(*keys)
     looked_up(machine, *keys)
     machine.deliver(events.Accepted(1))
-    machine.deliver(events.Admitted(1, STARTED, PLACES))
+    machine.deliver(pd_admitted(1, IDS, PLACES))
     return machine
 
 
@@ -102,31 +106,31 @@ def test_an_item_found_stored_by_its_job_counts_as_planned() -> None:
 
 def test_admission_allows_the_jobs_to_run_and_shows_the_prompt() -> None:
     machine = begun()
-    admitted = events.Admitted(1, STARTED, [])
-    assert machine.deliver(admitted) == [do.TellJobs(admitted), do.Emit(Started((7, 8)))]
+    admitted = pd_admitted(1, IDS, [])
+    assert machine.deliver(admitted) == [do.TellJobs(admitted), do.Emit(Admitted(prompt_token_ids=IDS))]
 
 
 def test_a_loaded_item_returns_its_share() -> None:
-    assert at_worker("a").deliver(events.LoadReported(1, "a")) == [loaded(1, "a")]
+    assert at_worker("a").deliver(pd_loaded(1, "a")) == [loaded(1, "a")]
 
 
 def test_a_missing_item_is_encoded_again_at_once_then_ever_later_and_its_last_loss_ends_the_request() -> None:
     machine = at_worker("a")
     for pause in (0, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0):
         again = [missed(1, "a", "d"), do.StartJobs(("a",), True, "d", pause=pause)]
-        assert machine.deliver(events.MissReported(1, "a", "d")) == again
+        assert machine.deliver(pd_missing(1, "a", "d")) == again
         machine.deliver(ready("a"))
-    assert failure(machine.deliver(events.MissReported(1, "a", "d"))).status == 503
+    assert failure(machine.deliver(pd_missing(1, "a", "d"))).status == 503
 
 
 def test_a_loss_that_is_reported_again_before_the_item_is_back_is_one_loss() -> None:
     machine = at_worker("a")
-    assert machine.deliver(events.MissReported(1, "a", "")) == [
+    assert machine.deliver(pd_missing(1, "a", "")) == [
         missed(1, "a"),
         do.StartJobs(("a",), True),
     ]
     for _ in range(5):
-        assert not machine.deliver(events.MissReported(1, "a", ""))
+        assert not machine.deliver(pd_missing(1, "a", ""))
     assert machine.deliver(ready("a")) == [do.NotifyItems(("a",))]
 
 
@@ -136,7 +140,7 @@ def test_an_item_that_others_had_and_lost_is_no_loss_of_a_request_that_still_wai
     machine.deliver(planned("a"))
     machine.deliver(events.Accepted(1))
     for _ in range(5):
-        assert not machine.deliver(events.MissReported(1, "a", ""))
+        assert not machine.deliver(pd_missing(1, "a", ""))
     assert machine.deliver(ready("a")) == [do.NotifyItems(("a",))]
 
 
@@ -151,25 +155,25 @@ def test_tokens_come_once_and_frames_of_other_attempts_are_dropped() -> None:
 def test_a_lost_worker_makes_the_next_attempt_go_on_from_what_was_received() -> None:
     machine = at_worker("a")
     machine.tokens(1, 0, [5, 6], "añ")
-    end, submit = machine.deliver(events.Lost(1))
+    end, submit = machine.deliver(lost(1))
     assert end == do.EndAttempt(cancel=True)
     resume = do.ResumeState((7, 8), ((0, 1),), (5, 6), 2)
     assert submit == do.Submit(2, resume, frozenset({"a"}))
-    assert not machine.deliver(events.Lost(1))
+    assert not machine.deliver(lost(1))
 
 
 def test_a_gap_in_the_stream_ends_the_attempt() -> None:
     machine = at_worker()
     machine.tokens(1, 0, [5], "a")
     gap = machine.tokens(1, 3, [9], "x")
-    assert gap == events.Lost(1)
+    assert gap == lost(1)
     assert kinds(machine.deliver(gap)) == [do.EndAttempt, do.Submit]
 
 
 def test_the_prompt_is_shown_once_over_all_attempts() -> None:
     machine = at_worker()
-    machine.deliver(events.Lost(1))
-    admitted = events.Admitted(2, STARTED, [])
+    machine.deliver(lost(1))
+    admitted = pd_admitted(2, IDS, [])
     assert machine.deliver(admitted) == [do.TellJobs(admitted)]
 
 
@@ -177,7 +181,7 @@ def test_the_end_releases_everything_before_it_is_shown() -> None:
     machine = at_worker()
     usage = Usage(2, 1)
     done = Done(FinishReason.STOP, usage, machine.timings)
-    assert machine.deliver(events.Finished(1, "stop", usage)) == [
+    assert machine.deliver(pd_finished(1, 2, 1)) == [
         do.EndAttempt(cancel=False),
         do.Leave(),
         do.Emit(done),
@@ -219,7 +223,7 @@ def test_an_items_error_names_its_field(field, error, message, param) -> None:
 def test_the_deadline_is_504_and_503_when_something_was_not_there() -> None:
     assert failure(at_worker().deliver(events.DeadlinePassed())).status == 504
     machine = at_worker("a")
-    machine.deliver(events.MissReported(1, "a", ""))
+    machine.deliver(pd_missing(1, "a", ""))
     late = failure(machine.deliver(events.DeadlinePassed(encoders=False)))
     assert (late.status, late.retry_after) == (503, 2.0)
 
@@ -228,10 +232,10 @@ def test_nothing_happens_after_the_end() -> None:
     machine = at_worker("a")
     machine.deliver(events.ClientLeft())
     assert machine.tokens(1, 0, [1], "a") is None
-    assert not machine.deliver(events.MissReported(1, "a", ""))
+    assert not machine.deliver(pd_missing(1, "a", ""))
     assert not machine.deliver(ready("a"))
     assert not machine.deliver(events.DeadlinePassed())
-    assert not machine.deliver(events.Lost(1))
+    assert not machine.deliver(lost(1))
 
 
 def waiting_for_encoders(*keys: str) -> Lifecycle:
@@ -241,7 +245,7 @@ def waiting_for_encoders(*keys: str) -> Lifecycle:
     for key in keys:
         machine.deliver(planned(key))
     machine.deliver(events.Accepted(1))
-    machine.deliver(events.Admitted(1, STARTED, PLACES))
+    machine.deliver(pd_admitted(1, IDS, PLACES))
     assert machine.deliver(events.EncodersGone()) == [do.EndAttempt(cancel=True, now=True)]
     assert machine.phase is Phase.WAIT
     return machine
@@ -266,10 +270,10 @@ def test_without_encoders_a_request_goes_on_when_its_last_item_is_stored_by_othe
 def test_what_the_given_up_attempt_still_says_counts_no_more() -> None:
     machine = waiting_for_encoders("a")
     for attempt in (1, 2):
-        assert not machine.deliver(events.Lost(attempt))
+        assert not machine.deliver(lost(attempt))
     assert machine.tokens(1, 0, [5], "x") is None
-    assert not machine.deliver(events.Admitted(1, STARTED, PLACES))
-    assert not machine.deliver(events.MissReported(1, "a", ""))
+    assert not machine.deliver(pd_admitted(1, IDS, PLACES))
+    assert not machine.deliver(pd_missing(1, "a", ""))
     assert machine.phase is Phase.WAIT
 
 
@@ -306,38 +310,38 @@ def test_a_request_that_needs_no_encoder_lacks_nothing() -> None:
     machine.deliver(events.Accepted(1))
     assert not machine.lacks_items
     assert not machine.deliver(events.EncodersGone())
-    machine.deliver(events.MissReported(1, "a", ""))
+    machine.deliver(pd_missing(1, "a", ""))
     assert machine.lacks_items
     assert kinds(machine.deliver(events.EncodersGone())) == [do.EndAttempt]
 
 
 def test_an_expected_item_that_is_there_is_counted_once() -> None:
     machine = expecting("a", "b", "c")
-    assert machine.deliver(events.LoadReported(1, "a")) == [loaded(1, "a", held=True)]
-    assert machine.deliver(events.LoadReported(1, "a")) == [loaded(1, "a")]
-    machine.deliver(events.Lost(1))
-    assert machine.deliver(events.LoadReported(2, "a")) == [loaded(2, "a")]
+    assert machine.deliver(pd_loaded(1, "a")) == [loaded(1, "a", held=True)]
+    assert machine.deliver(pd_loaded(1, "a")) == [loaded(1, "a")]
+    machine.deliver(lost(1))
+    assert machine.deliver(pd_loaded(2, "a")) == [loaded(2, "a")]
 
 
 def test_an_expected_item_that_is_missing_is_encoded_for_the_first_time_and_once() -> None:
     machine = expecting("a", "b", "c")
     machine.deliver(events.Accepted(1))
-    assert machine.deliver(events.MissReported(1, "a", "")) == [do.StartJobs(("a",), expected=True)]
-    assert not machine.deliver(events.MissReported(1, "a", ""))
+    assert machine.deliver(pd_missing(1, "a", "")) == [do.StartJobs(("a",), expected=True)]
+    assert not machine.deliver(pd_missing(1, "a", ""))
     assert machine.deliver(ready("a")) == [do.NotifyItems(("a",))]
     for _ in range(MAX_ITEM_LOSSES - 1):  # its losses count from here on
-        assert kinds(machine.deliver(events.MissReported(1, "a", "d"))) == [do.TellJobs, do.StartJobs]
+        assert kinds(machine.deliver(pd_missing(1, "a", "d"))) == [do.TellJobs, do.StartJobs]
         machine.deliver(ready("a"))
-    assert kinds(machine.deliver(events.MissReported(1, "a", "d")))[-1] is do.Fail
+    assert kinds(machine.deliver(pd_missing(1, "a", "d")))[-1] is do.Fail
 
 
 def test_the_next_attempt_expects_what_nobody_has_missed() -> None:
     machine = expecting("a", "b", stored="c")
     machine.deliver(events.Accepted(1))
-    machine.deliver(events.MissReported(1, "a", ""))
-    again = machine.deliver(events.Lost(1))
+    machine.deliver(pd_missing(1, "a", ""))
+    again = machine.deliver(lost(1))
     assert again[-1] == do.Submit(2, None, frozenset("c"), frozenset("b"))
-    assert machine.deliver(events.MissReported(2, "b", "")) == [do.StartJobs(("b",), expected=True)]
+    assert machine.deliver(pd_missing(2, "b", "")) == [do.StartJobs(("b",), expected=True)]
 
 
 @pytest.mark.parametrize("missing", [False, True])
@@ -345,7 +349,7 @@ def test_a_deadline_names_the_encoders_only_where_one_is_needed(missing: bool) -
     machine = expecting("a", "b", "c")
     machine.deliver(events.Accepted(1))
     if missing:
-        machine.deliver(events.MissReported(1, "b", ""))
+        machine.deliver(pd_missing(1, "b", ""))
     late = failure(machine.deliver(events.DeadlinePassed(encoders=False)))
     assert ("encoder worker" in late.message) is missing
 
@@ -380,11 +384,11 @@ def test_an_item_is_read_at_its_source_until_it_is_lost_and_nowhere_that_makes_n
     machine = at_worker("a")
     end = job_ready("a", bare_plan("a"))
     end.event.ready.source.CopyFrom(EmbeddingSource(name="f" * 32, address="h:1"))
-    machine.deliver(events.MissReported(1, "a"))
+    machine.deliver(pd_missing(1, "a"))
     machine.deliver(end)
     item = machine.items["a"]
     assert item.source is not None and item.source.address == item.slot.source.address == "h:1"
-    machine.deliver(events.MissReported(1, "a"))
+    machine.deliver(pd_missing(1, "a"))
     assert item.source is None and not item.slot.HasField("source")
     end.event.ready.source.name = "no name"
     machine.deliver(end)

@@ -6,30 +6,28 @@ import pytest
 
 from support.data.items import bare_plan, make_plan
 from support.data.job_events import job_failed, job_planned, job_ready
+from support.data.pd_events import pd_admitted, pd_finished, pd_missing
 from support.tracing.spans import KeptSpan, KeptSpans, TickingClock, kept_tracer, remote
 from triptych.base.errors import InvalidRequest, RequestError
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.tracing.server_span import ServerSpan
 from triptych.base.tracing.tracer import SpanKind
-from triptych.base.types import SamplingParams, Usage
+from triptych.base.types import SamplingParams
 from triptych.proxy.admission import make_choices
-from triptych.proxy.call.chat import ChatCall, Started
+from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.events import (
     Accepted,
-    Admitted,
     CallEnded,
     ClientLeft,
     EncodersBack,
     EncodersGone,
     Ended,
     Fetched,
-    Finished,
     FirstToken,
     JobEvent,
     LookedUp,
-    Lost,
-    MissReported,
     RequestEvent,
+    lost,
 )
 from triptych.proxy.requests.instructions import LookUpItems, ResumeState, Submit
 from triptych.proxy.requests.lifecycle import Lifecycle
@@ -132,7 +130,7 @@ def test_a_sampled_call_has_a_trace_of_every_choice() -> None:
 def test_resumes_and_resubmissions_are_counted_apart_whether_anybody_watches_or_not() -> None:
     r = Recorded(watched=False)
     for order in (attempt(1), attempt(2), attempt(3, RESUME), attempt(4, RESUME)):
-        r.recorder.record(r.first, Lost(1), [order])
+        r.recorder.record(r.first, lost(1), [order])
     (family,) = r.metrics.resumes.collect()
     counts = {
         sample.labels["reason"]: sample.value for sample in family.samples if sample.name.endswith("_total")
@@ -179,7 +177,7 @@ class Traced:
         self.deliver(job_ready(key, bare_plan(key), encode=0.1, save=0.1), at)
 
     def finish(self, at: float) -> None:
-        self.deliver(Finished(self.machine.attempt, "stop", Usage(5, 3, 2)), at)
+        self.deliver(pd_finished(self.machine.attempt, 5, 3, 2), at)
 
     def attempts(self) -> list[KeptSpan]:
         return self.kept.all("PD attempt")
@@ -193,7 +191,7 @@ def test_a_request_with_an_item_has_all_its_stages() -> None:
     t.deliver(job_planned(FIRST, bare_plan(FIRST)), 103.0)
     attempt = t.trace.attempt
     t.accept(103.5)
-    t.deliver(Admitted(1, Started((7, 8)), [(0, 1)]), 104.0)
+    t.deliver(pd_admitted(1, (7, 8), [(0, 1)]), 104.0)
     t.ready(FIRST, 105.0)
     t.finish(108.0)
     spans = {s.name: (s.start, s.end) for s in t.kept.spans if s.name != "fetch"}
@@ -221,20 +219,20 @@ def test_a_lost_worker_is_a_failed_attempt_and_a_second_one() -> None:
     t.begin(101.0)
     t.accept(102.0)
     first = t.trace.attempt
-    t.deliver(Lost(1), 103.0)
+    t.deliver(lost(1), 103.0)
     assert t.trace.attempt != first
     t.accept(104.0)
     t.finish(105.0)
-    lost, done = t.attempts()
-    assert (lost.error, lost.end, done.error) == ("worker_lost", 103.0, "")
-    assert lost.attributes["error.type"] == "worker_lost"
-    assert [s.attributes["triptych.request.attempt"] for s in (lost, done)] == [1, 2]
+    gone, done = t.attempts()
+    assert (gone.error, gone.end, done.error) == ("worker_lost", 103.0, "")
+    assert gone.attributes["error.type"] == "worker_lost"
+    assert [s.attributes["triptych.request.attempt"] for s in (gone, done)] == [1, 2]
 
 
 def test_a_late_acceptance_is_not_the_next_attempts() -> None:
     t = Traced()
     t.begin(101.0)
-    t.deliver(Lost(1), 103.0)
+    t.deliver(lost(1), 103.0)
     t.see(Accepted(1), 104.0)
     t.accept(105.0)
     t.finish(106.0)
@@ -247,7 +245,7 @@ def test_a_lost_item_is_encoded_again_under_a_span_of_its_own() -> None:
     t.begin(101.0)
     t.look_up(102.0, FIRST, SECOND)
     t.accept(102.5)
-    t.deliver(MissReported(1, FIRST, ""), 103.0)
+    t.deliver(pd_missing(1, FIRST, ""), 103.0)
     t.ready(FIRST, 104.0)
     t.finish(105.0)
     again = t.kept.one("encode item")
