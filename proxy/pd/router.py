@@ -7,7 +7,6 @@ import logging
 import secrets
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 
 from grpc import aio
@@ -141,7 +140,9 @@ class PDRouter:
         self._waiting.add(request, order)
         plans = [request.lifecycle.items[item.mm_hash].plan for item in request.content.items]
         items = [plan.length for plan in plans if plan is not None]
-        tokens = min_tokens(request.call, items, order.resume)
+        machine = request.lifecycle
+        known = None if machine.prompt_token_ids is None else len(machine.prompt_token_ids)
+        tokens = min_tokens(request.call, items, known, len(machine.output_token_ids))
         request.min_tokens = max(request.min_tokens, tokens)
         self._refuse_too_long(request, order)
         self.pump()
@@ -150,7 +151,7 @@ class PDRouter:
         """Fails a new request that no known worker takes; one that was under way waits for such a worker."""
         limits = self._pool.max_model_lens(request.bound.model_key)
         taken = not limits or any(takes(limit, request.min_tokens) for limit in limits)
-        if taken or order.resume is not None:
+        if taken or order.resumes:
             return
         error = too_long(request.call, request.min_tokens, max(limits))
         self._events.deliver(request.request_id, Refused(order.attempt, error))
@@ -346,15 +347,14 @@ class PDRouter:
         if machine.attempt != order.attempt:
             return  # over before it began: nobody would ever cancel it at the worker
         self._cancel_stale(request, link)
-        if KEEPS_ITEMS not in self._capacity(link):
-            # It searches the store for them, and reports them missing then.
-            order = replace(order, ready=order.ready | order.unencoded, unencoded=frozenset())
+        keeps_items = KEEPS_ITEMS in self._capacity(link)
         try:
             async with request.sending:
                 if machine.attempt != order.attempt:
                     return  # over while other choices were sent
                 timeout = max(request.deadline - self._clock(), 0.1)
-                reply = await link.submit(submit_message(request, order, self._proxy_id, timeout))
+                message = submit_message(request, self._proxy_id, timeout, keeps_items=keeps_items)
+                reply = await link.submit(message)
         except aio.AioRpcError as error:
             self._not_taken(request, order, link, error)
             return
@@ -407,7 +407,7 @@ class PDRouter:
             self._events.deliver(request.request_id, Refused(order.attempt, error))
             return
         self._back_off(request, link)
-        if isinstance(error, Overloaded) and not order.resume and not self._candidates(request):
+        if isinstance(error, Overloaded) and not order.resumes and not self._candidates(request):
             self._events.deliver(request.request_id, Refused(order.attempt, error))
             return
         self._events.deliver(request.request_id, lost(order.attempt))

@@ -21,7 +21,6 @@ from triptych.protos.convert import logprobs_from_proto, sampling_to_proto
 from triptych.proxy.call.chat import EncoderPrompt, PoolingOptions, RawPrompt, Transcription
 from triptych.proxy.events import RequestFailed
 from triptych.proxy.ports import RequestEvents
-from triptych.proxy.requests.instructions import ResumeState, Submit
 from triptych.proxy.requests.request import InFlightRequest
 
 logger = logging.getLogger(__name__)
@@ -47,14 +46,18 @@ def connect(channel: aio.Channel) -> PDStub:
 
 
 def submit_message(
-    request: InFlightRequest, order: Submit, proxy_id: str, timeout: float
+    request: InFlightRequest, proxy_id: str, timeout: float, *, keeps_items: bool = True
 ) -> pd_pb2.SubmitRequest:
-    """Submit's message; the worker gives the request up after `timeout` seconds."""
-    call = request.call
+    """Submit's message for the request's attempt; the worker gives it up after `timeout` seconds.
+
+    One that does not know of items that nobody encodes (`keeps_items` False) searches the store for them, and
+    reports them missing then.
+    """
+    call, machine = request.call, request.lifecycle
     message = pd_pb2.SubmitRequest(
         request_id=request.request_id,
         label=call.label,
-        attempt=order.attempt,
+        attempt=machine.attempt,
         proxy_id=proxy_id,
         model_key=request.bound.model_key,
         timeout=timeout,
@@ -70,17 +73,15 @@ def submit_message(
     if call.prompt is not None:
         message.prompt.CopyFrom(prompt_to_proto(call.prompt, unmodified=call.prompt_unmodified))
     for item in request.content.items:
-        slot = message.items.add()
-        slot.CopyFrom(request.lifecycle.items[item.mm_hash].slot)
-        if item.mm_hash in order.ready:
-            slot.state = pd_pb2.ITEM_STATE_READY
-        elif item.mm_hash in order.unencoded:
-            slot.state = pd_pb2.ITEM_STATE_UNENCODED
+        slot, known = message.items.add(), machine.items[item.mm_hash]
+        slot.CopyFrom(known.slot)
+        unknown = known.expected and not keeps_items
+        slot.state = pd_pb2.ITEM_STATE_READY if unknown else known.state
     if request.trace is not None:
         headers = dict(metadata(request.trace.attempt))
         message.traceparent, message.tracestate = headers.get(TRACEPARENT, ""), headers.get(TRACESTATE, "")
-    if order.resume is not None:
-        message.resume.CopyFrom(resume_to_proto(order.resume))
+    if (resume := machine.resume) is not None:
+        message.resume.CopyFrom(resume)
     return message
 
 
@@ -182,15 +183,4 @@ def pooling_to_proto(pooling: PoolingOptions) -> pd_pb2.Pooling:
     task = pd_pb2.Pooling.TASK_SCORE if pooling.scores else pd_pb2.Pooling.TASK_EMBED
     return pd_pb2.Pooling(
         task=task, method=pooling.method, normalize=pooling.normalize, dimensions=pooling.dimensions
-    )
-
-
-def resume_to_proto(resume: ResumeState) -> pd_pb2.Resume:
-    return pd_pb2.Resume(
-        prompt_token_ids=resume.prompt_token_ids,
-        placements=[
-            pd_pb2.ItemPlacement(offset=offset, length=length) for offset, length in resume.placements
-        ],
-        output_token_ids=resume.output_token_ids,
-        text_sent_chars=resume.text_sent_chars,
     )

@@ -10,16 +10,6 @@ from triptych.proxy.events import WorkerEvent
 
 
 @dataclass(frozen=True, slots=True)
-class ResumeState:
-    """What the next attempt continues from: the expanded prompt and the output received so far."""
-
-    prompt_token_ids: tuple[int, ...]
-    placements: tuple[tuple[int, int], ...]
-    output_token_ids: tuple[int, ...]
-    text_sent_chars: int
-
-
-@dataclass(frozen=True, slots=True)
 class LookUpItems:
     """Ask the store for these items."""
 
@@ -40,13 +30,11 @@ class StartJobs:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Hand the request to a PD worker; `ready` are the keys that are in the store, `unencoded` those that
-    nobody encodes, since a PD worker is expected to hold them."""
+    """Hand the request to a PD worker, as its state machine has it. `resumes`: it goes on from the prompt and
+    the output of an earlier attempt."""
 
     attempt: int
-    resume: ResumeState | None
-    ready: frozenset[str]
-    unencoded: frozenset[str] = frozenset()
+    resumes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

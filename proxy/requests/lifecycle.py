@@ -10,7 +10,7 @@ only through its events; everything else reads them.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from triptych.base.delta import Delta
@@ -20,7 +20,17 @@ from triptych.base.types import EmbeddingSource, FinishReason, ItemPlan, Usage
 from triptych.protos.common_pb2 import ItemPlan as PlanMessage
 from triptych.protos.convert import error_from_proto, plan_to_proto, source_from_proto
 from triptych.protos.encoder_pb2 import ItemReady
-from triptych.protos.pd_pb2 import Admitted, Finished, ItemSlot
+from triptych.protos.pd_pb2 import (
+    ITEM_STATE_PENDING,
+    ITEM_STATE_READY,
+    ITEM_STATE_UNENCODED,
+    Admitted,
+    Finished,
+    ItemPlacement,
+    ItemSlot,
+    ItemState,
+    Resume,
+)
 from triptych.proxy.call.chat import Done, Timings
 from triptych.proxy.events import (
     Accepted,
@@ -50,7 +60,6 @@ from triptych.proxy.requests.instructions import (
     Leave,
     LookUpItems,
     NotifyItems,
-    ResumeState,
     StartJobs,
     Submit,
     TellJobs,
@@ -102,6 +111,13 @@ class RequestItem:
     def source(self) -> EmbeddingSource | None:
         """Where it can be read besides the store."""
         return source_from_proto(self.slot.source)
+
+    @property
+    def state(self) -> ItemState:
+        """What a PD worker is told of its embedding."""
+        if self.status is EmbeddingStatus.STORED:
+            return ITEM_STATE_READY
+        return ITEM_STATE_UNENCODED if self.expected else ITEM_STATE_PENDING
 
     @property
     def needs_encoder(self) -> bool:
@@ -167,7 +183,7 @@ class Lifecycle:
         self.timings = Timings()
         self.output_token_ids: list[int] = []
         self.prompt_token_ids: tuple[int, ...] | None = None
-        self._placements: tuple[tuple[int, int], ...] = ()
+        self._placements: Iterable[ItemPlacement] = ()
         self._text_chars = 0
 
     @property
@@ -191,6 +207,18 @@ class Lifecycle:
         if self.prompt_token_ids is not None:
             return len(self.prompt_token_ids)
         return sum(item.plan.length for item in self.items.values() if item.plan is not None) or None
+
+    @property
+    def resume(self) -> Resume | None:
+        """What its next attempt goes on from; None of a request that no PD worker has admitted."""
+        if self.prompt_token_ids is None:
+            return None
+        return Resume(
+            prompt_token_ids=self.prompt_token_ids,
+            placements=self._placements,
+            output_token_ids=self.output_token_ids,
+            text_sent_chars=self._text_chars,
+        )
 
     @property
     def _has_jobs(self) -> bool:
@@ -347,7 +375,7 @@ class Lifecycle:
         if self.prompt_token_ids is None:
             prompt = event.admitted
             self.prompt_token_ids = tuple(prompt.prompt_token_ids)
-            self._placements = tuple((place.offset, place.length) for place in prompt.placements)
+            self._placements = prompt.placements
             instructions.append(Emit(self._with_frames(prompt)))
         return instructions
 
@@ -429,14 +457,7 @@ class Lifecycle:
         self.attempt += 1
         for item in self.items.values():
             item.begin_attempt()
-        resume = None
-        if self.prompt_token_ids is not None:
-            resume = ResumeState(
-                self.prompt_token_ids, self._placements, tuple(self.output_token_ids), self._text_chars
-            )
-        stored = frozenset(key for key, item in self.items.items() if item.status is EmbeddingStatus.STORED)
-        expected = frozenset(key for key, item in self.items.items() if item.expected)
-        return [Submit(self.attempt, resume, stored, expected)]
+        return [Submit(self.attempt, resumes=self.prompt_token_ids is not None)]
 
     def _fail(self, error: RequestError) -> list[Instruction]:
         return [*self._end(), Fail(error)]

@@ -77,7 +77,7 @@ class Recorder:
         """One event of a request, now, and what its state machine has decided, before that is done."""
         for order in instructions:
             if type(order) is Submit and order.attempt > 1:
-                self._metrics.resumes.labels("resume" if order.resume else "resubmit").inc()
+                self._metrics.resumes.labels("resume" if order.resumes else "resubmit").inc()
         if views := request.views:
             now, address = self._clock(), request.pd_address
             for view in views:

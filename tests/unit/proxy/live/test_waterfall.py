@@ -98,7 +98,7 @@ def planned(script: Script, *items: str) -> None:
 
 def answered(script: Script, attempt: int = 1, pd: str = PD, since: float = 0.0) -> None:
     """Submitted at 4 s, with a PD worker by 5 s, admitted at 6 s."""
-    script.at(4.0 + since, Submit(attempt, None, frozenset()))
+    script.at(4.0 + since, Submit(attempt))
     script.at(5.0 + since, Accepted(attempt), pd=pd)
     script.at(6.0 + since, pd_admitted(attempt, IDS, ()), pd=pd)
 

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.data.items import bare_plan
+from support.data.job_events import job_planned
+from support.data.pd_events import pd_admitted
 from triptych.base.types import SamplingParams
 from triptych.pd_worker.events.streams import StreamMessage
 from triptych.protos import common_pb2, pd_pb2
 from triptych.proxy.call.chat import ChatCall, RawPrompt
-from triptych.proxy.events import RequestEvent, told
+from triptych.proxy.events import Fetched, LookedUp, RequestEvent, lost, told
+from triptych.proxy.media.source import ItemMedia
 from triptych.proxy.pd.lengths import min_tokens, takes, too_long
 from triptych.proxy.pd.load_reports import FRESH_SECONDS, LoadReports
-from triptych.proxy.pd.wire import deliver
-from triptych.proxy.requests.instructions import ResumeState
+from triptych.proxy.pd.wire import deliver, submit_message
+from triptych.proxy.requests.request import InFlightRequest
+from triptych.proxy.splitter import SplitItem, SplitRequest
+from triptych.proxy.workers import Binding
 
 
 class Events:
@@ -156,25 +162,63 @@ def call(prompt: RawPrompt | None = None, max_tokens: int | None = None, param: 
 
 
 #: One whose output fills the model length has only its end to be told: it is known whole.
-RESUMED = ResumeState((1,) * 20, (), (2,) * 5, 9)
+RESUMED = (20, 5)
 
 
 @pytest.mark.parametrize(
-    ("asked", "items", "resume", "tokens"),
+    ("asked", "items", "sent", "tokens"),
     [
-        (call("a long text"), (), None, 1),
-        (call(), (), None, 1),
-        (call(max_tokens=7), (), None, 7),
-        (call((1, 2, 3)), (), None, 4),
-        (call((1, 2, 3), 10), (), None, 13),
-        (call(max_tokens=2), (16, 16, 4), None, 38),
+        (call("a long text"), (), (), 1),
+        (call(), (), (), 1),
+        (call(max_tokens=7), (), (), 7),
+        (call((1, 2, 3)), (), (), 4),
+        (call((1, 2, 3), 10), (), (), 13),
+        (call(max_tokens=2), (16, 16, 4), (), 38),
         (call("text"), (16,), RESUMED, 25),
         (call("text", 5), (16,), RESUMED, 25),
         (call("text", 50), (16,), RESUMED, 70),
     ],
 )
-def test_ids_items_and_what_is_resumed_are_known_and_text_counts_nothing(asked, items, resume, tokens):
-    assert min_tokens(asked, items, resume) == tokens
+def test_ids_items_and_what_is_resumed_are_known_and_text_counts_nothing(asked, items, sent, tokens):
+    assert min_tokens(asked, items, *sent) == tokens
+
+
+def submitted(*, resumes: bool, keeps_items: bool) -> pd_pb2.SubmitRequest:
+    """The Submit of a request with an item in the store, one that is expected at its worker, and a new one."""
+    slots = tuple(SplitItem(key, cast(ItemMedia, None), "", {}) for key in "abca")
+    request = InFlightRequest(call(), 1, 10.0, "r", split=SplitRequest(b"[]", slots, ()))
+    request.binding = Binding("k", "n")
+    machine, plans = request.lifecycle, {key: bare_plan(key) for key in "abc"}
+    machine.deliver(Fetched(dict.fromkeys("abc", ""), 0.0))
+    machine.deliver(LookedUp({"a": plans["a"]}, {"b": plans["b"]}))
+    machine.deliver(job_planned("c", plans["c"]))
+    if resumes:
+        machine.deliver(pd_admitted(1, (7, 8, 9), [(0, 2)]))
+        machine.tokens(1, 0, [5], "ñ")
+        machine.deliver(lost(1))
+    return submit_message(request, "p", 3.0, keeps_items=keeps_items)
+
+
+@pytest.mark.parametrize("keeps_items", [True, False])
+def test_a_worker_is_told_of_every_slot_what_is_known_of_its_item(keeps_items: bool) -> None:
+    message = submitted(resumes=False, keeps_items=keeps_items)
+    held = pd_pb2.ITEM_STATE_UNENCODED if keeps_items else pd_pb2.ITEM_STATE_READY
+    states = [(slot.plan.mm_hash, slot.state) for slot in message.items]
+    ready, pending = pd_pb2.ITEM_STATE_READY, pd_pb2.ITEM_STATE_PENDING
+    assert states == [("a", ready), ("b", held), ("c", pending), ("a", ready)]
+    assert (message.request_id, message.attempt, message.proxy_id, message.timeout) == ("r", 1, "p", 3.0)
+    assert not message.HasField("resume")
+
+
+def test_the_next_worker_goes_on_from_the_prompt_and_the_output_of_the_last_one() -> None:
+    message = submitted(resumes=True, keeps_items=True)
+    assert message.attempt == 2
+    assert message.resume == pd_pb2.Resume(
+        prompt_token_ids=(7, 8, 9),
+        placements=[pd_pb2.ItemPlacement(offset=0, length=2)],
+        output_token_ids=(5,),
+        text_sent_chars=1,
+    )
 
 
 def test_a_limit_is_what_prompt_and_output_may_have_together() -> None:

@@ -11,7 +11,15 @@ from triptych.base.delta import Delta
 from triptych.base.errors import InvalidRequest, RequestError
 from triptych.base.types import FinishReason, ItemPlan, Usage
 from triptych.protos.common_pb2 import EmbeddingSource
-from triptych.protos.pd_pb2 import Admitted
+from triptych.protos.pd_pb2 import (
+    ITEM_STATE_PENDING,
+    ITEM_STATE_READY,
+    ITEM_STATE_UNENCODED,
+    Admitted,
+    ItemPlacement,
+    ItemState,
+    Resume,
+)
 from triptych.proxy import events
 from triptych.proxy.call.chat import Done
 from triptych.proxy.events import lost
@@ -64,6 +72,11 @@ def at_worker(*keys: str) -> Lifecycle:
     return machine
 
 
+def states(machine: Lifecycle) -> dict[str, ItemState]:
+    """What a PD worker is told of the embeddings."""
+    return {key: item.state for key, item in machine.items.items()}
+
+
 def kinds(instructions: Sequence[do.Instruction]) -> list[type]:
     return [type(instruction) for instruction in instructions]
 
@@ -74,7 +87,7 @@ def failure(instructions: Sequence[do.Instruction]) -> RequestError:
 
 
 def test_text_is_submitted_at_once() -> None:
-    assert Lifecycle().deliver(events.Fetched({}, 0.0)) == [do.Submit(1, None, frozenset())]
+    assert Lifecycle().deliver(events.Fetched({}, 0.0)) == [do.Submit(1)]
 
 
 def test_items_are_looked_up_together_and_only_the_missing_ones_get_jobs() -> None:
@@ -87,7 +100,7 @@ def test_the_request_is_submitted_once_every_item_is_planned() -> None:
     machine = begun("a", "b")
     looked_up(machine)
     assert not machine.deliver(planned("a"))
-    assert machine.deliver(planned("b")) == [do.Submit(1, None, frozenset())]
+    assert machine.deliver(planned("b")) == [do.Submit(1)]
 
 
 def test_an_item_that_becomes_ready_during_submit_is_notified_after_it() -> None:
@@ -101,7 +114,8 @@ def test_an_item_that_becomes_ready_during_submit_is_notified_after_it() -> None
 def test_an_item_found_stored_by_its_job_counts_as_planned() -> None:
     machine = begun("a")
     looked_up(machine)
-    assert machine.deliver(ready("a")) == [do.Submit(1, None, frozenset({"a"}))]
+    assert machine.deliver(ready("a")) == [do.Submit(1)]
+    assert states(machine) == {"a": ITEM_STATE_READY}
 
 
 def test_admission_allows_the_jobs_to_run_and_shows_the_prompt() -> None:
@@ -157,8 +171,12 @@ def test_a_lost_worker_makes_the_next_attempt_go_on_from_what_was_received() -> 
     machine.tokens(1, 0, [5, 6], "añ")
     end, submit = machine.deliver(lost(1))
     assert end == do.EndAttempt(cancel=True)
-    resume = do.ResumeState((7, 8), ((0, 1),), (5, 6), 2)
-    assert submit == do.Submit(2, resume, frozenset({"a"}))
+    assert submit == do.Submit(2, resumes=True)
+    assert states(machine) == {"a": ITEM_STATE_READY}
+    place = ItemPlacement(offset=0, length=1)
+    assert machine.resume == Resume(
+        prompt_token_ids=IDS, placements=[place], output_token_ids=(5, 6), text_sent_chars=2
+    )
     assert not machine.deliver(lost(1))
 
 
@@ -256,7 +274,7 @@ def test_without_encoders_a_request_gives_its_room_back_and_goes_on_when_they_ar
     assert not machine.deliver(events.EncodersGone())
     (again,) = machine.deliver(events.EncodersBack())
     assert again.attempt == 3
-    assert again.resume is not None
+    assert again.resumes
     assert not machine.deliver(events.EncodersBack())
 
 
@@ -264,7 +282,8 @@ def test_without_encoders_a_request_goes_on_when_its_last_item_is_stored_by_othe
     machine = waiting_for_encoders("a", "b")
     assert not machine.deliver(ready("a"))
     (again,) = machine.deliver(ready("b"))
-    assert again.ready == {"a", "b"}
+    assert again == do.Submit(3, resumes=True)
+    assert states(machine) == {"a": ITEM_STATE_READY, "b": ITEM_STATE_READY}
 
 
 def test_what_the_given_up_attempt_still_says_counts_no_more() -> None:
@@ -302,7 +321,8 @@ def expecting(*expected: str, stored: Sequence[str] = ()) -> Lifecycle:
 def test_items_expected_at_a_pd_worker_get_no_jobs_and_are_submitted_as_such() -> None:
     machine = begun("a", "b", "c")
     assert looked_up(machine, "b", expected="a") == [do.StartJobs(("c",))]
-    assert machine.deliver(planned("c")) == [do.Submit(1, None, frozenset("b"), frozenset("a"))]
+    assert machine.deliver(planned("c")) == [do.Submit(1)]
+    assert states(machine) == {"a": ITEM_STATE_UNENCODED, "b": ITEM_STATE_READY, "c": ITEM_STATE_PENDING}
 
 
 def test_a_request_that_needs_no_encoder_lacks_nothing() -> None:
@@ -340,7 +360,8 @@ def test_the_next_attempt_expects_what_nobody_has_missed() -> None:
     machine.deliver(events.Accepted(1))
     machine.deliver(pd_missing(1, "a", ""))
     again = machine.deliver(lost(1))
-    assert again[-1] == do.Submit(2, None, frozenset("c"), frozenset("b"))
+    assert again[-1] == do.Submit(2)
+    assert states(machine) == {"a": ITEM_STATE_PENDING, "b": ITEM_STATE_UNENCODED, "c": ITEM_STATE_READY}
     assert machine.deliver(pd_missing(2, "b", "")) == [do.StartJobs(("b",), expected=True)]
 
 
@@ -359,7 +380,7 @@ def test_a_failed_try_of_an_items_job_changes_nothing_for_its_request() -> None:
     looked_up(machine)
     assert not machine.deliver(job_failed("a", InvalidRequest("elsewhere"), retryable=True))
     assert machine.phase is Phase.PLAN
-    assert machine.deliver(ready("a")) == [do.Submit(1, None, frozenset({"a"}))]
+    assert machine.deliver(ready("a")) == [do.Submit(1)]
 
 
 def test_an_item_comes_from_the_job_that_it_waits_for_unless_the_store_had_it() -> None:

@@ -29,12 +29,10 @@ from triptych.proxy.events import (
     RequestEvent,
     lost,
 )
-from triptych.proxy.requests.instructions import LookUpItems, ResumeState, Submit
+from triptych.proxy.requests.instructions import LookUpItems, Submit
 from triptych.proxy.requests.lifecycle import Lifecycle
 from triptych.proxy.requests.recorder import Event, Items, Recorder, RequestTrace
 from triptych.proxy.requests.request import Choices
-
-RESUME = ResumeState((1,), (), (2,), 0)
 
 
 class Watcher:
@@ -75,23 +73,19 @@ class Recorded:
         return [event for event, _, _ in self.watcher.seen]
 
 
-def attempt(number: int, resume: ResumeState | None = None) -> Submit:
-    return Submit(number, resume, frozenset())
-
-
 def test_events_reach_the_first_choices_view_in_order_and_with_their_moments() -> None:
     r = Recorded()
-    r.recorder.record(r.first, attempt(1))
+    r.recorder.record(r.first, Submit(1))
     r.clock.now = 101.0
-    r.recorder.record(r.second, attempt(1))
+    r.recorder.record(r.second, Submit(1))
     r.recorder.record(r.first, FirstToken())
-    assert r.watcher.seen == [(attempt(1), 100.0, ""), (FirstToken(), 101.0, "")]
+    assert r.watcher.seen == [(Submit(1), 100.0, ""), (FirstToken(), 101.0, "")]
 
 
 def test_a_view_sees_an_event_before_the_instructions_that_follow_from_it() -> None:
     r = Recorded()
-    r.recorder.record(r.first, FirstToken(), [LookUpItems(("a",)), attempt(1)])
-    assert [event for event, _, _ in r.watcher.seen] == [FirstToken(), LookUpItems(("a",)), attempt(1)]
+    r.recorder.record(r.first, FirstToken(), [LookUpItems(("a",)), Submit(1)])
+    assert [event for event, _, _ in r.watcher.seen] == [FirstToken(), LookUpItems(("a",)), Submit(1)]
 
 
 def test_a_call_ends_once_after_all_its_choices() -> None:
@@ -121,7 +115,7 @@ def test_what_nobody_watches_has_no_views(ratio: float | None) -> None:
 def test_a_sampled_call_has_a_trace_of_every_choice() -> None:
     r = Recorded(ratio=1.0)
     for request in r.choices.requests:
-        r.recorder.record(request, attempt(1))
+        r.recorder.record(request, Submit(1))
     r.recorder.close(r.choices, None)
     choices = [span.attributes.get("triptych.request.choice") for span in r.kept.all("PD attempt")]
     assert choices == [None, 1]
@@ -129,7 +123,7 @@ def test_a_sampled_call_has_a_trace_of_every_choice() -> None:
 
 def test_resumes_and_resubmissions_are_counted_apart_whether_anybody_watches_or_not() -> None:
     r = Recorded(watched=False)
-    for order in (attempt(1), attempt(2), attempt(3, RESUME), attempt(4, RESUME)):
+    for order in (Submit(1), Submit(2), Submit(3, resumes=True), Submit(4, resumes=True)):
         r.recorder.record(r.first, lost(1), [order])
     (family,) = r.metrics.resumes.collect()
     counts = {

@@ -177,7 +177,7 @@ def ready(*, stored: bool) -> JobEvent:
 
 def test_an_item_is_named_by_its_place_among_the_requests_items() -> None:
     fetched, loaded = Fetched({"a": "", "b": ""}, 0.5), pd_loaded(1, "b", 0.0)
-    timeline = observed(fetched, Submit(1, None, frozenset()), loaded)
+    timeline = observed(fetched, Submit(1), loaded)
     assert timeline.items == 2
     assert [moment.item for moment in timeline.moments] == [None, None, 1]
 
@@ -213,7 +213,7 @@ def test_of_what_the_jobs_are_told_only_an_item_that_its_worker_held_is_shown() 
 
 def test_the_end_has_the_cached_tokens_and_the_pd_workers_seconds() -> None:
     timeline = observed(
-        Submit(2, None, frozenset()),
+        Submit(2),
         pd_finished(1, 9, 1, prefill=7.0),
         pd_finished(2, 9, 1, 6, prefill=0.25, decode=0.75),
     )
