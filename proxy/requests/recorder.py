@@ -21,7 +21,7 @@ from triptych.proxy.call.chat import Done
 from triptych.proxy.events import CallEnded, Ended, JobEvent, RequestEvent, told
 from triptych.proxy.requests import instructions as do
 from triptych.proxy.requests.instructions import Instruction, Submit
-from triptych.proxy.requests.lifecycle import RequestItem
+from triptych.proxy.requests.request_item import RequestItem
 
 if TYPE_CHECKING:
     from triptych.proxy.requests.request import Choices, InFlightRequest

@@ -98,6 +98,7 @@ async def test_one_steps_events_of_all_requests_are_one_message(box):
     events = await following(stream)
     assert kinds(events) == [("r1", "admitted"), ("r1", "tokens"), ("r2", "tokens")]
     assert list(events[0].admitted.prompt_token_ids) == [1, 2, 3]
+    assert [event.proxy_id for event in events] == [""] * 3
     assert [(p.offset, p.length) for p in events[0].admitted.placements] == [(1, 2)]
 
 

@@ -184,7 +184,7 @@ def test_ids_items_and_what_is_resumed_are_known_and_text_counts_nothing(asked, 
 
 
 def submitted(*, resumes: bool, keeps_items: bool) -> pd_pb2.SubmitRequest:
-    """The Submit of a request with an item in the store, one that is expected at its worker, and a new one."""
+    """The Submit of a request with an item in the store, one expected at its worker, and a new one."""
     slots = tuple(SplitItem(key, cast(ItemMedia, None), "", {}) for key in "abca")
     request = InFlightRequest(call(), 1, 10.0, "r", split=SplitRequest(b"[]", slots, ()))
     request.binding = Binding("k", "n")

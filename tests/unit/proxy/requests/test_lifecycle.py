@@ -1,23 +1,24 @@
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from support.data.items import bare_plan
-from support.data.job_events import job_failed, job_planned, job_ready, job_waits
+from support.data.job_events import job_failed, job_ready
+from support.data.lifecycles import IDS, PLACES, at_worker, begun, looked_up, planned, ready, states
 from support.data.pd_events import pd_admitted, pd_finished, pd_loaded, pd_missing
 from triptych.base.delta import Delta
-from triptych.base.errors import InvalidRequest, RequestError
-from triptych.base.types import FinishReason, ItemPlan, Usage
-from triptych.protos.common_pb2 import EmbeddingSource
+from triptych.base.errors import InternalError, InvalidRequest, RequestError, Unavailable
+from triptych.base.types import FinishReason, Usage
+from triptych.protos.convert import error_to_proto
 from triptych.protos.pd_pb2 import (
     ITEM_STATE_PENDING,
     ITEM_STATE_READY,
     ITEM_STATE_UNENCODED,
     Admitted,
     ItemPlacement,
-    ItemState,
     Resume,
 )
 from triptych.proxy import events
@@ -25,32 +26,6 @@ from triptych.proxy.call.chat import Done
 from triptych.proxy.events import lost
 from triptych.proxy.requests import instructions as do
 from triptych.proxy.requests.lifecycle import MAX_ITEM_LOSSES, Lifecycle, Phase
-
-IDS = (7, 8)
-PLACES = [(0, 1)]
-
-
-def begun(*keys: str, **params: str) -> Lifecycle:
-    """A request with these items, whose media are there."""
-    machine = Lifecycle()
-    machine.deliver(events.Fetched(dict.fromkeys(keys, "") | params, 0.0))
-    return machine
-
-
-def looked_up(machine: Lifecycle, *stored: str, expected: str = "") -> Sequence[do.Instruction]:
-    return machine.deliver(events.LookedUp(plans(stored), plans(expected)))
-
-
-def plans(keys: Iterable[str]) -> dict[str, ItemPlan]:
-    return {key: bare_plan(key) for key in keys}
-
-
-def planned(key: str) -> events.JobEvent:
-    return job_planned(key, bare_plan(key))
-
-
-def ready(key: str) -> events.JobEvent:
-    return job_ready(key, bare_plan(key))
 
 
 def loaded(attempt: int, key: str, *, held: bool = False) -> do.TellJobs:
@@ -63,18 +38,12 @@ def missed(attempt: int, key: str, digest: str = "") -> do.TellJobs:
     return do.TellJobs(pd_missing(attempt, key, digest))
 
 
-def at_worker(*keys: str) -> Lifecycle:
-    """A request whose items are all stored and that a worker has admitted."""
-    machine = begun(*keys)
-    looked_up(machine, *keys)
-    machine.deliver(events.Accepted(1))
-    machine.deliver(pd_admitted(1, IDS, PLACES))
-    return machine
-
-
-def states(machine: Lifecycle) -> dict[str, ItemState]:
-    """What a PD worker is told of the embeddings."""
-    return {key: item.state for key, item in machine.items.items()}
+def given_up(reason: str, error: RequestError | None) -> events.WorkerEvent:
+    """The end of the first attempt without its answer."""
+    event = pd_finished(1, 2, 0, reason=reason)
+    if error is not None:
+        event.finished.error.CopyFrom(error_to_proto(error))
+    return event
 
 
 def kinds(instructions: Sequence[do.Instruction]) -> list[type]:
@@ -205,6 +174,52 @@ def test_the_end_releases_everything_before_it_is_shown() -> None:
         do.Emit(done),
     ]
     assert machine.phase is Phase.ENDED
+
+
+@pytest.mark.parametrize(
+    ("reason", "error"), [("abort", None), ("error", Unavailable("no room")), ("abort", InvalidRequest("no"))]
+)
+def test_an_end_without_an_answer_goes_on_at_another_worker(reason: str, error: RequestError | None) -> None:
+    machine = at_worker()
+    away = do.EndAttempt(cancel=True, back_off=True)
+    assert machine.deliver(given_up(reason, error)) == [away, do.Submit(2, resumes=True)]
+
+
+@pytest.mark.parametrize("error", [InvalidRequest("no"), InternalError("the engine failed"), None])
+def test_an_end_with_an_error_of_the_request_is_the_requests_end(error: RequestError | None) -> None:
+    machine = at_worker()
+    found = failure(machine.deliver(given_up("error", error)))
+    assert type(found) is (InternalError if error is None else type(error))
+    assert machine.ended
+
+
+def test_the_end_tells_usage_and_seconds_of_each_stage() -> None:
+    machine = at_worker()
+    end = pd_finished(1, 5, 3, 2, prefill=0.5, decode=0.25)
+    end.finished.queue_seconds, end.finished.load_seconds, end.finished.pooled = 1.0, 2.0, b"v"
+    *_, last = machine.deliver(end)
+    assert last == do.Emit(Done(FinishReason.STOP, Usage(5, 3, 2), machine.timings, pooled=b"v"))
+    timings = machine.timings
+    assert (timings.queue, timings.load, timings.prefill, timings.decode) == (1.0, 2.0, 0.5, 0.25)
+
+
+def test_the_prompt_of_audio_comes_with_the_frames_of_its_window() -> None:
+    machine = begun("a")
+    plan = replace(bare_plan("a"), modality="audio", grid_thw=(0, 250, 900))
+    machine.deliver(events.LookedUp({"a": plan}))
+    *_, shown = machine.deliver(pd_admitted(1, IDS, PLACES))
+    assert isinstance(shown, do.Emit) and isinstance(shown.output, Admitted)
+    assert tuple(shown.output.frames) == (0, 250, 900)
+
+
+def test_the_first_attempt_of_a_request_that_gave_its_room_back_resumes_nothing() -> None:
+    machine = begun("a")
+    looked_up(machine)
+    machine.deliver(planned("a"))
+    machine.deliver(events.Accepted(1))
+    machine.deliver(events.EncodersGone())
+    assert machine.deliver(events.EncodersBack()) == [do.Submit(3)]
+    assert machine.resume is None
 
 
 def test_a_client_that_leaves_cancels_at_the_worker_only_once() -> None:
@@ -383,43 +398,9 @@ def test_a_failed_try_of_an_items_job_changes_nothing_for_its_request() -> None:
     assert machine.deliver(ready("a")) == [do.Submit(1)]
 
 
-def test_an_item_comes_from_the_job_that_it_waits_for_unless_the_store_had_it() -> None:
-    machine = begun("a", "b")
-    looked_up(machine)
-    machine.deliver(job_waits("a", "joined"))
-    machine.deliver(job_waits("b", "encoded"))
-    machine.deliver(ready("a"))
-    machine.deliver(job_ready("b", bare_plan("b"), already_stored=True))
-    assert {key: item.origin for key, item in machine.items.items()} == {"a": "joined", "b": "store"}
-
-
 def test_the_longest_tower_and_save_of_the_items_are_the_requests() -> None:
     machine = begun("a", "b")
     looked_up(machine)
     machine.deliver(job_ready("a", bare_plan("a"), encode=0.5, save=0.25))
     machine.deliver(job_ready("b", bare_plan("b"), encode=0.25, save=0.75))
     assert (machine.timings.encode, machine.timings.save) == (0.5, 0.75)
-
-
-def test_an_item_is_read_at_its_source_until_it_is_lost_and_nowhere_that_makes_no_sense() -> None:
-    machine = at_worker("a")
-    end = job_ready("a", bare_plan("a"))
-    end.event.ready.source.CopyFrom(EmbeddingSource(name="f" * 32, address="h:1"))
-    machine.deliver(pd_missing(1, "a"))
-    machine.deliver(end)
-    item = machine.items["a"]
-    assert item.source is not None and item.source.address == item.slot.source.address == "h:1"
-    machine.deliver(pd_missing(1, "a"))
-    assert item.source is None and not item.slot.HasField("source")
-    end.event.ready.source.name = "no name"
-    machine.deliver(end)
-    assert item.source is None and not item.slot.HasField("source")
-
-
-def test_the_plan_that_came_first_stays() -> None:
-    machine = begun("a")
-    looked_up(machine)
-    machine.deliver(planned("a"))
-    machine.deliver(job_ready("a", bare_plan("a", rows=9)))
-    plan = machine.items["a"].plan
-    assert plan is not None and plan.rows == 1
