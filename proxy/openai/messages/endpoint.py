@@ -14,7 +14,7 @@ from triptych.protos.pd_pb2 import Admitted
 from triptych.proxy.call.answer import AnswerPiece, CallBegin, CallPiece, ChoiceReader, ReasoningPiece
 from triptych.proxy.call.chat import Done, Output
 from triptych.proxy.http.endpoint import HttpReply
-from triptych.proxy.http.json_body import named_event, to_json
+from triptych.proxy.http.json_body import MESSAGES_PATH, named_event, to_json
 from triptych.proxy.openai.chat.endpoint import CallEndpoint, Json, ends
 from triptych.proxy.openai.messages.request import (
     CountTokensBody,
@@ -153,6 +153,7 @@ def _usage(usage: Usage, reasoning_tokens: int) -> Json:
 class MessagesEndpoint(CallEndpoint[MessagesRequest]):
     """Translates to a chat call and back; nothing is kept between requests."""
 
+    operation = "chat"
     body = MessagesBody
 
     def parse(self, request_id: str, content_type: bytes = b"") -> Parse[MessagesRequest]:
@@ -188,3 +189,7 @@ class CountTokensEndpoint(TokenizeEndpoint):
     async def answer(self, request: TokenizeQuery, reply: HttpReply) -> None:
         tokens = (await self.tokenized(request)).token_ids
         await reply.whole(to_json({"input_tokens": len(tokens)}))
+
+
+#: What the front door serves of this edge, by path.
+ENDPOINTS = {MESSAGES_PATH: MessagesEndpoint, f"{MESSAGES_PATH}/count_tokens": CountTokensEndpoint}
