@@ -14,7 +14,7 @@ from triptych.base.delta import Delta
 from triptych.base.errors import InternalError, RequestError, Unavailable
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.types import PositionLogprobs
-from triptych.protos.job_events import WAITS
+from triptych.protos.encoder_pb2 import JobWaits
 from triptych.proxy.admission import Backpressure, RequestAdmission, make_choices
 from triptych.proxy.call.chat import ChatCall, Done, Output
 from triptych.proxy.call.validation import ModelKind
@@ -320,7 +320,7 @@ class Dispatcher:
             case do.StartJobs():
                 origins = self._items.encode(request, order.mm_hashes, expected=order.expected)
                 for key, origin in origins.items():
-                    self.deliver(request.request_id, JobEvent(key, WAITS, origin=origin))
+                    self.deliver(request.request_id, JobEvent(mm_hash=key, waits=JobWaits(origin=origin)))
                 self._shortage.lacking(request)
             case do.TellJobs():
                 self._tell_jobs(request, order)

@@ -8,9 +8,11 @@ import msgspec
 
 from triptych.base.errors import RequestError
 from triptych.base.types import ItemPlan
-from triptych.protos import pd_pb2
-from triptych.protos.encoder_pb2 import EncodeEvent
+from triptych.protos import encoder_pb2, pd_pb2
 
+#: What an encoder worker says of an item's job, or the proxy itself. `waits` is the proxy's: the job is asked
+#: for. `failed` ends the request, unless it is retryable: another try follows then.
+JobEvent = encoder_pb2.EncodeEvent
 #: What a PD worker says of a request, or the proxy itself of its worker.
 WorkerEvent = pd_pb2.RequestEvent
 #: The store's epoch and the jumps of its clock, both of which change where it loses everything.
@@ -36,27 +38,6 @@ class LookedUp(msgspec.Struct, frozen=True):
     plans: Mapping[str, ItemPlan]
     expected: Mapping[str, ItemPlan] = {}
     epoch: StoreEpoch = ("", 0)
-
-
-class JobEvent(msgspec.Struct, frozen=True):
-    """An event of the item's encoder job: its worker's own message, or one of the proxy about the job.
-
-    `waits` is the proxy's: the job is asked for, and its `origin` is "encoded", or "joined" where it is
-    another request's. `failed` ends the request, unless it is retryable: another try follows then.
-    """
-
-    mm_hash: str
-    event: EncodeEvent
-    #: The encoder worker's.
-    address: str = ""
-    #: The store's when the embedding was ready.
-    epoch: StoreEpoch = ("", 0)
-    origin: str = ""
-
-    @property
-    def kind(self) -> str:
-        """The event's alternative."""
-        return self.event.WhichOneof("body") or ""
 
 
 class EncodersGone(msgspec.Struct, frozen=True):
@@ -138,9 +119,7 @@ RequestEvent = (
 
 def told(event: object) -> str:
     """The alternative of an event that is a worker's message; "" of any other event."""
-    if isinstance(event, JobEvent):
-        return event.kind
-    return (event.WhichOneof("body") or "") if isinstance(event, WorkerEvent) else ""
+    return (event.WhichOneof("body") or "") if isinstance(event, JobEvent | WorkerEvent) else ""
 
 
 def served(event: WorkerEvent) -> bool:

@@ -73,7 +73,7 @@ class CallLog:
         return timeline
 
     def encoded(self, end: JobEvent) -> None:
-        ready = end.event.ready
+        ready = end.ready
         self.tallies.add(end.address, ready)
         if not ready.already_stored:
             self.transfers.add("encoded", plan_nbytes(ready.plan))

@@ -149,15 +149,15 @@ class RequestTimeline:
                 self._note_item(at, kind, event.event.item_loaded.mm_hash, address)
 
     def _observe_job(self, job: events.JobEvent, at: float) -> None:
-        match kind := job.kind:
+        match kind := told(job):
             case "waits":
-                self._note_item(at, kind, job.mm_hash, note=job.origin)
+                self._note_item(at, kind, job.mm_hash, note=job.waits.origin)
             case "planned":
                 self._note_item(at, kind, job.mm_hash, job.address)
-            case "failed" if job.event.failed.retryable:
-                self._note_item(at, kind, job.mm_hash, job.address, job.event.failed.error.message[:_NOTE])
+            case "failed" if job.failed.retryable:
+                self._note_item(at, kind, job.mm_hash, job.address, job.failed.error.message[:_NOTE])
             case "ready":
-                end = job.event.ready
+                end = job.ready
                 spent = (end.preprocess_seconds, end.encode_seconds, end.save_seconds)
                 note = "stored" if end.already_stored else ""
                 self._note_item(at, kind, job.mm_hash, job.address, note, spent)

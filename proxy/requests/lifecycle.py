@@ -167,19 +167,18 @@ class Lifecycle:
             case FirstToken():
                 return ()
 
-    def _of_job(self, item: RequestItem, job: JobEvent) -> Sequence[Instruction]:
+    def _of_job(self, item: RequestItem, event: JobEvent) -> Sequence[Instruction]:
         """An event of the item's encoder job."""
-        event = job.event
-        match job.kind:
+        match told(event):
             case "waits":
-                item.origin = job.origin
+                item.origin = event.waits.origin
             case "failed" if not event.failed.retryable:
                 return self._job_failed(item, error_from_proto(event.failed.error))
             case "planned" | "ready" as kind:
                 if item.plan is None:
                     item.slot.plan.CopyFrom(event.planned if kind == "planned" else event.ready.plan)
                 if kind == "ready":
-                    item.ready(event.ready, job.epoch)
+                    item.ready(event.ready, (event.store_epoch, event.clock_jumps))
                     self.timings.encode = max(self.timings.encode, event.ready.encode_seconds)
                     self.timings.save = max(self.timings.save, event.ready.save_seconds)
                 if self.phase is Phase.PLAN and all(each.plan is not None for each in self.items.values()):

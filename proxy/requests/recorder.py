@@ -199,8 +199,8 @@ class RequestTrace:
                 self._end_look_up(at)
                 for mm_hash in event.mm_hashes:
                     self._begin_item(items[mm_hash], at, re_encode=event.re_encode)
-            case events.JobEvent(kind="ready"):
-                self._item_ready(items[event.mm_hash], event.event.ready, at)
+            case events.JobEvent() if event.HasField("ready"):
+                self._item_ready(items[event.mm_hash], event.ready, at)
 
     def _accepted(self, number: int, now: float) -> None:
         """A PD worker has taken the request: until then it has waited in the proxy."""

@@ -27,7 +27,6 @@ TYPES = {
         JOB: "StartJobs TellJobs",
         "-": "LookUpItems Submit NotifyItems EndAttempt Emit Fail Leave"},
     "proxy/events.py": {
-        JOB: "JobEvent",
         "-": "Fetched LookedUp EncodersGone EncodersBack Accepted Refused FirstToken "
              "RequestFailed ClientLeft DeadlinePassed Ended CallEnded"},
     "pd_worker/core/request_events.py": {},
@@ -41,7 +40,7 @@ TYPES = {
 #: "+" what holds the one before or after as it is.
 CARRIERS = {
     "an item's plan": """triptych/models/base.py:PreparedItem triptych/base/types.py:ItemPlan
-        protos/encoder.proto:EncodeEvent +proxy/events.py:JobEvent.event
+        protos/encoder.proto:EncodeEvent
         +proxy/requests/request_item.py:RequestItem.slot protos/pd.proto:ItemSlot
         triptych/base/types.py:MMFeature.plan""",
     "a request": """proxy/openai/chat/request.py:ChatBody proxy/call/chat.py:ChatCall

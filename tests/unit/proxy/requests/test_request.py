@@ -198,7 +198,7 @@ def test_a_try_that_has_failed_is_shown_with_its_reason_and_the_jobs_end_is_not(
 
 
 def test_a_job_shows_whose_it_is_and_where_its_item_was_planned() -> None:
-    planned = JobEvent("a", job_planned("a", PLAN).event, "encoder:1")
+    planned = job_planned("a", PLAN, "encoder:1")
     waits, shown = observed(Fetched({"a": ""}, 0.5), job_waits("a", "joined"), planned).moments[1:]
     assert (waits.kind, waits.note, waits.where) == ("waits", "joined", "")
     assert (shown.kind, shown.where) == ("planned", "encoder:1")

@@ -20,14 +20,14 @@ def test_an_item_comes_from_the_job_that_it_waits_for_unless_the_store_had_it() 
 def test_an_item_is_read_at_its_source_until_it_is_lost_and_nowhere_that_makes_no_sense() -> None:
     machine = at_worker("a")
     end = job_ready("a", bare_plan("a"))
-    end.event.ready.source.CopyFrom(EmbeddingSource(name="f" * 32, address="h:1"))
+    end.ready.source.CopyFrom(EmbeddingSource(name="f" * 32, address="h:1"))
     machine.deliver(pd_missing(1, "a"))
     machine.deliver(end)
     item = machine.items["a"]
     assert item.source is not None and item.source.address == item.slot.source.address == "h:1"
     machine.deliver(pd_missing(1, "a"))
     assert item.source is None and not item.slot.HasField("source")
-    end.event.ready.source.name = "no name"
+    end.ready.source.name = "no name"
     machine.deliver(end)
     assert item.source is None and not item.slot.HasField("source")
 
