@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from triptych.base.delta import Delta
 from triptych.base.types import FinishReason, ReasoningMarkers
-from triptych.protos.pd_pb2 import Admitted
 from triptych.proxy.call.call_text import CallArguments
-from triptych.proxy.call.chat import Done
+from triptych.proxy.call.chat import Admitted, Done
 from triptych.proxy.call.tool_formats import Piece, ToolParser, make_parser
 from triptych.proxy.call.tools import NO_TOOLS, CallForm, ToolUse
 

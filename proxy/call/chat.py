@@ -23,7 +23,7 @@ from triptych.base.request import (
     VideoSlot,
 )
 from triptych.base.types import FinishReason, SamplingParams, Usage
-from triptych.protos.pd_pb2 import Admitted
+from triptych.protos import pd_pb2
 from triptych.proxy.media.source import AudioPart, ImagePart, ItemPart, VideoPart
 from triptych.proxy.media.spool import MediaHold
 
@@ -278,4 +278,5 @@ class Done:
 
 
 #: The prompt as the PD worker expanded it, once and before all text; of audio with its `frames`.
+Admitted = pd_pb2.Admitted
 Output = Admitted | Delta | Done

@@ -14,9 +14,8 @@ from grpc import aio
 from triptych.base.errors import InternalError, InvalidRequest, RequestError
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
 from triptych.protos.convert import logprobs_to_proto
-from triptych.protos.pd_pb2 import Admitted
 from triptych.proxy.call.answer import AnswerPiece, ChoiceReader, ReasoningPiece, whole_calls
-from triptych.proxy.call.chat import ChatCall, Done, EncoderPrompt, Output, RawPrompt, Transcription
+from triptych.proxy.call.chat import Admitted, ChatCall, Done, EncoderPrompt, Output, RawPrompt, Transcription
 from triptych.proxy.call.pairs import best_first
 from triptych.proxy.call.tools import ToolUse
 from triptych.proxy.call.validation import check_salt, check_token_count, in_range

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from triptych.base.delta import Delta
 from triptych.base.errors import InvalidRequest
-from triptych.protos.pd_pb2 import Admitted
-from triptych.proxy.call.chat import ChatCall, ChatMessage
+from triptych.proxy.call.chat import Admitted, ChatCall, ChatMessage
 from triptych.proxy.media.source import AudioPart
 from triptych.proxy.openai.audio.request import TranscriptionRequest
 from triptych.proxy.openai.audio.transcriber import ChatBackend, FileTranscript

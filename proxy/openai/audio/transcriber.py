@@ -11,8 +11,7 @@ from typing import Protocol
 from triptych.base.delta import Delta
 from triptych.base.errors import DeadlineExceeded, InternalError, InvalidRequest
 from triptych.base.types import FinishReason, PositionLogprobs, TimestampTokens
-from triptych.protos.pd_pb2 import Admitted
-from triptych.proxy.call.chat import ChatCall, Done, Output
+from triptych.proxy.call.chat import Admitted, ChatCall, Done, Output
 from triptych.proxy.openai.audio.request import TranscriptionRequest, detection_of, window_of
 from triptych.proxy.quotas.call_context import CallContext
 from triptych.proxy.quotas.current_call import current_call

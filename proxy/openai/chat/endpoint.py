@@ -11,7 +11,6 @@ from typing import ClassVar, TypeVar
 from triptych.base.config import MIB
 from triptych.base.delta import Delta
 from triptych.base.types import PositionLogprobs, TokenLogprob, Usage
-from triptych.protos.pd_pb2 import Admitted
 from triptych.proxy.call.answer import (
     AnswerPiece,
     CallBegin,
@@ -20,7 +19,7 @@ from triptych.proxy.call.answer import (
     ReasoningPiece,
     whole_calls,
 )
-from triptych.proxy.call.chat import ChatCall, Done, Output, Timings
+from triptych.proxy.call.chat import Admitted, ChatCall, Done, Output, Timings
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint
 from triptych.proxy.http.json_body import DONE, event, to_json

@@ -10,8 +10,7 @@ from functools import partial
 
 from triptych.base.delta import Delta
 from triptych.base.types import PositionLogprobs, Usage
-from triptych.protos.pd_pb2 import Admitted
-from triptych.proxy.call.chat import ChatCall, Done, Output, Timings
+from triptych.proxy.call.chat import Admitted, ChatCall, Done, Output, Timings
 from triptych.proxy.call.pooled import first_error
 from triptych.proxy.http.endpoint import HttpReply
 from triptych.proxy.http.json_body import DONE, event, to_json

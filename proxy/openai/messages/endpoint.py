@@ -10,9 +10,8 @@ import msgspec
 from triptych.base.delta import Delta
 from triptych.base.errors import RequestError
 from triptych.base.types import FinishReason, Usage
-from triptych.protos.pd_pb2 import Admitted
 from triptych.proxy.call.answer import AnswerPiece, CallBegin, CallPiece, ChoiceReader, ReasoningPiece
-from triptych.proxy.call.chat import Done, Output
+from triptych.proxy.call.chat import Admitted, Done, Output
 from triptych.proxy.http.endpoint import HttpReply
 from triptych.proxy.http.json_body import MESSAGES_PATH, named_event, to_json
 from triptych.proxy.openai.chat.endpoint import CallEndpoint, Json, ends
