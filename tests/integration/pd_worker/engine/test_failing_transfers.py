@@ -140,7 +140,7 @@ def cell_of(checkpoint: Checkpoint, connector: str, store_url: str) -> Iterator[
             take(events)
             for event in events:
                 if kind(event) == "item_missing":
-                    cell.engine.items_ready([event.mm_hash])
+                    cell.engine.items_ready([event.item_missing.mm_hash])
 
         cell.take = answer_losses  # type: ignore[method-assign]
         yield cell

@@ -40,7 +40,7 @@ def stored(name: str, rows: int) -> MMFeature:
 
 
 def reasons(engine: ModellessEngine) -> dict[str, FinishReason]:
-    return {event.request_id: event.finished.reason for event in engine.of("finished")}
+    return {name: end.reason for name, end in finished(engine).items()}
 
 
 def steps_to_chunks(engine: ModellessEngine) -> int:

@@ -195,7 +195,7 @@ def test_every_request_ends_and_nothing_is_kept(seed: int) -> None:
         _disturb(rng, engine)
         engine.step(error=RuntimeError("x") if rng.random() < 0.02 else None)
         for event in engine.of("item_missing"):
-            key = event.mm_hash  # type: ignore[attr-defined]
+            key = event.item_missing.mm_hash
             _publish_again(engine, key)
         if step > 60 and not requests and engine.idle:
             break

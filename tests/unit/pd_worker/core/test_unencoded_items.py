@@ -17,6 +17,7 @@ from support.engine.engine_requests import (
     publish,
 )
 from support.engine.tight_engine import ROW_BYTES, TightEngine, serve, tight_requests
+from triptych.base.delta import Delta
 from triptych.base.types import FinishReason, MMFeature
 from triptych.ec_connector.connectors.memory import MemoryStore
 from triptych.pd_worker.core.request import EngineRequest
@@ -183,9 +184,11 @@ class AskedEngine(TightEngine):
     def encode_what_was_asked_for(self) -> None:
         wanted = []
         for event in self.events[self._seen :]:
-            if kind(event) == "item_missing":
-                wanted.append(self.known[event.mm_hash])
-            elif kind(event) == "admitted":
+            if isinstance(event, Delta):
+                continue
+            if event.HasField("item_missing"):
+                wanted.append(self.known[event.item_missing.mm_hash])
+            elif event.HasField("admitted"):
                 state = self.scheduler._requests.get((event.proxy_id, event.request_id))
                 features = () if state is None else state.features
                 unencoded = frozenset() if state is None else state.request.unencoded
