@@ -49,6 +49,9 @@ from triptych.registry.matching import MISMATCHES
 
 logger = logging.getLogger(__name__)
 
+#: Made once: this is looked at for every event.
+_PROMPT_EVENTS = Admitted | Finished
+
 
 class Dispatcher:
     """All requests of one proxy: their `RequestEvents`, and a `WorkersListener`. `clock` is in seconds.
@@ -286,7 +289,7 @@ class Dispatcher:
         request = self._requests.get(request_id)
         if request is None:
             return
-        if isinstance(event, Admitted | Finished):
+        if isinstance(event, _PROMPT_EVENTS):
             worker = self._pool.workers.get(("pd", request.pd_address))
             kind = worker.info.kind if worker is not None else ""
             self.prompts.observe(request.lifecycle, event, kind, self._clock())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import uuid
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
@@ -88,12 +88,13 @@ class PostEndpoint(ABC, Generic[P]):
     expected = "send JSON"
     smaller = "send fewer or smaller pictures"
     #: The fields that a body may have; others are named in a header, or refused.
-    body: type[msgspec.Struct]
+    body: type[msgspec.Struct] = msgspec.Struct
     reject_unknown = False
 
     def __init__(self, parsers: Parsers, *, max_body: int) -> None:
         self._parsers = parsers
         self._max_body = max_body
+        self._fields = frozenset(self.body.__struct_fields__)
 
     @abstractmethod
     def parse(self, request_id: str, content_type: bytes = b"") -> Parse[P]:
@@ -139,7 +140,7 @@ class PostEndpoint(ABC, Generic[P]):
     def _parsed(self, parse: Parse[P], reply: HttpReply, raw: bytes) -> P:
         request = parse(raw)
         names = self.names(raw, request)
-        reply.headers = ignored_header(names, self.body.__struct_fields__, reject=self.reject_unknown)
+        reply.headers = ignored_header(names, self._fields, reject=self.reject_unknown)
         return request
 
     async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
@@ -333,4 +334,4 @@ async def _disconnect(receive: Receive) -> None:
 def _request_id(given: bytes) -> str:
     """The client's id if it is fit for logs, else a new one."""
     text = given.decode("latin-1")
-    return text if _REQUEST_ID.fullmatch(text) else uuid.uuid4().hex
+    return text if _REQUEST_ID.fullmatch(text) else secrets.token_hex(16)

@@ -67,8 +67,12 @@ Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 def check_limits(param: str, value: float | None, kind: object) -> None:
     """InvalidRequest that names `param` unless the value is within the limits of its type. None passes."""
     limits = limits_of(kind)
-    if value is None or limits is None:
-        return
+    if value is not None and limits is not None:
+        check_within(param, value, limits)
+
+
+def check_within(param: str, value: float, limits: Meta) -> None:
+    """InvalidRequest that names `param` unless the value is within the limits."""
     above_low = value > limits.gt if limits.gt is not None else limits.ge is None or value >= limits.ge
     if not (above_low and math.isfinite(value)) or (limits.le is not None and value > limits.le):
         raise out_of_limits(param, limits)
