@@ -9,7 +9,6 @@ import sys
 import termios
 from typing import Any
 
-
 #: What a reply's head begins with, and hardly anything else.
 _HEAD = b"HTTP/1.1 "
 
