@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar, ParamSpec, TypeVar
 
@@ -150,19 +151,24 @@ class Preparer:
             work.check()
             return function(*args, **kwargs)
 
-        executor = self._beside if work.heavy else self._threads
-        future = asyncio.get_running_loop().run_in_executor(executor, run)
-        cancelled = False
-        while not future.done():
+        loop, ended, cancelled = asyncio.get_running_loop(), asyncio.Event(), False
+
+        def end(future: Future[T]) -> None:
+            with contextlib.suppress(RuntimeError):  # the end of the event loop
+                loop.call_soon_threadsafe(ended.set)
+
+        # Straight to the event: the interpreter's lock, which decoding threads hold, is asked for with every
+        # turn of the loop in between, and a thread idles meanwhile.
+        future = (self._beside if work.heavy else self._threads).submit(run)
+        future.add_done_callback(end)
+        while not ended.is_set():
             try:
-                await asyncio.wait([future])
+                await ended.wait()
             except asyncio.CancelledError:
                 cancelled = True
                 work.cancel()
         work.release()
-        if cancelled:
-            if not future.cancelled():
-                future.exception()
+        if cancelled or future.cancelled():
             raise asyncio.CancelledError
         return future.result()
 
