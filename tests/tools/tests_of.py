@@ -23,7 +23,11 @@ class TestFiles:
         self._files = {file: file.read_text() for file in sorted((tree / "tests").rglob("test_*.py"))}
 
     def of_module(self, path: str) -> list[str]:
-        return self._naming(path, _naming_pattern(path))
+        """Those that have its name and place, and those that name it."""
+        *folders, name = _place(path)
+        homes = ["/".join(["tests", kind, *folders, f"test_{name}.py"]) for kind in ("unit", "integration")]
+        own = [home for home in homes if self._tree / home in self._files]
+        return list(dict.fromkeys([*own, *self._naming(path, _naming_pattern(path))]))
 
     def of_package(self, path: str) -> list[str]:
         return self._naming(path, rf"{re.escape(_dotted(path).rpartition('.')[0])}\b")
