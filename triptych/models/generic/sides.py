@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -19,6 +20,7 @@ from triptych.models.checkpoint.config import load_config, unknown_type
 from triptych.models.checkpoint.folder import read_config, safetensors_files
 from triptych.models.checkpoint.quantized import quantization_of
 from triptych.models.generic.getters import with_getter
+from triptych.models.weights.quantization import quantize_linears
 
 #: Features that a class's base may ask a getter for, in the order in which they are tried.
 MODALITIES = ("image", "audio", "video")
@@ -160,12 +162,14 @@ def load_side(
     *,
     device: torch.device,
     dtype: torch.dtype,
+    quantize: bool = False,
     divide: Callable[[PreTrainedModel], object] | None = None,
 ) -> PreTrainedModel:
     """One side of the checkpoint, read by transformers, which knows the names of every release.
 
-    The other side is dropped while all of it is still on meta, so that only this side is read. `divide` keeps
-    a rank's share of it, before it is copied. ConfigError for anything missing or misshapen.
+    The other side is dropped while all of it is still on meta, so that only this side is read. With
+    `quantize` its linear layers are held in 8 bits, but for the head; `divide` keeps a rank's share of it,
+    before it is copied. ConfigError for anything missing or misshapen.
     """
     whole = load_config(path)
     cls = class_of(whole)
@@ -193,6 +197,8 @@ def load_side(
         if bars:
             transformers_logging.enable_progress_bar()
     _check_loaded(path, model, info)
+    if quantize:
+        _quantize(path, model, is_decoder=keep is keep_decoder)
     if divide is not None:
         divide(model)
     for parameter in model.parameters() if device.type == "cpu" else ():
@@ -200,6 +206,24 @@ def load_side(
         parameter.data = parameter.data.clone()
     loaded: PreTrainedModel = model.to(device).eval().requires_grad_(False)
     return loaded
+
+
+def _quantize(path: Path, model: PreTrainedModel, *, is_decoder: bool) -> None:
+    """ConfigError where most of the weights are in no linear layers."""
+    name, parts = type(model).__name__, [part for part in model.modules() if not isinstance(part, _ConvNd)]
+    if is_decoder and any(p.dim() == 3 for part in parts for p in part.parameters(recurse=False)):
+        raise ConfigError(
+            f"MODEL={path}: the experts of {name} are not held in 8 bits: leave out --quantization"
+        )
+    if not quantize_linears(model, _heads(model)):
+        raise ConfigError(f"MODEL={path}: {name} has no linear layers to quantize: leave out --quantization")
+
+
+def _heads(model: PreTrainedModel) -> list[nn.Module]:
+    """What gives logits or scores, of a language model inside, too."""
+    parts = [model.get_output_embeddings()]
+    parts += [part._modules.get(name) for part in model.modules() for name in ("lm_head", "score")]
+    return [part for part in parts if part is not None]
 
 
 def _check_loaded(path: Path, model: PreTrainedModel, info: dict[str, Any]) -> None:

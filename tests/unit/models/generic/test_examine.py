@@ -150,11 +150,7 @@ def test_sizes_that_fit_no_tensor_are_one_line(folder: Path) -> None:
         GenericDecoder.load(folder, **CPU, attn_implementation="sdpa")
 
 
-def test_ranks_that_do_not_divide_the_heads_and_quantization_are_refused_by_name(folder: Path) -> None:
+def test_ranks_that_do_not_divide_the_heads_are_refused_by_name(folder: Path) -> None:
     options = {**CPU, "attn_implementation": "sdpa"}
     with pytest.raises(ConfigError, match="--tensor-parallel one of 1, 2, 4"):
         GenericDecoder.load(folder, **options, parallel=TensorParallel(0, 3))
-    with pytest.raises(ConfigError, match="--quantization"):
-        GenericDecoder.load(folder, **options, quantize=True)
-    with pytest.raises(ConfigError, match="--quantization"):
-        GenericEncoder.load(folder, **CPU, quantize=True)
