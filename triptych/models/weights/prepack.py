@@ -250,7 +250,8 @@ def fuse_gelu(module: nn.Module) -> None:
             approximate = _approximate(getattr(part, activation, None))
             if not isinstance(layer, PrepackedLinear) or approximate is None:
                 continue
-            if _follows(type(part), linear, activation):
+            kind: Any = type(part)
+            if _follows(kind, linear, activation):
                 layer.fuse_gelu(approximate)
                 setattr(part, activation, nn.Identity())
 

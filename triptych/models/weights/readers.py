@@ -31,7 +31,8 @@ def read_elsewhere(module: nn.Module, *, dtypes: bool = False) -> set[int]:
     """
     found: set[int] = set()
     for part in module.modules():
-        for chain in _chains(type(part), dtypes):
+        kind: Any = type(part)
+        for chain in _chains(kind, dtypes):
             found.update(id(layer) for layer in _named(part, chain))
     return found
 

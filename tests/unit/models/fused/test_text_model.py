@@ -68,12 +68,9 @@ class Skips(LlamaModel):
 class Twice(LlamaModel):
     """Goes through its layers twice."""
 
-    def forward(self, **kwargs: Any) -> Any:
-        layers, self.layers = self.layers, nn.ModuleList([*self.layers, *self.layers])
-        try:
-            return super().forward(**kwargs)
-        finally:
-            self.layers = layers
+    def forward(self, inputs_embeds: torch.Tensor, **kwargs: Any) -> Any:
+        once = super().forward(inputs_embeds=inputs_embeds, **kwargs).last_hidden_state
+        return super().forward(inputs_embeds=once, **kwargs)
 
 
 class Telling(LlamaModel):
