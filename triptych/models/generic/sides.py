@@ -175,14 +175,14 @@ def load_side(
     cls = class_of(whole)
     safetensors_files(path)
     # Else transformers reads it itself, with a quantization that this side's tensors do not have.
-    given = {"config": whole} if quantization_of(read_config(path)) else {}
+    given: dict[str, Any] = {"config": whole} if quantization_of(read_config(path)) else {}
 
     def init(self: Any, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
         cls.__init__(self, config, *args, **kwargs)
         keep(self)
 
-    # In the checkpoint's dtype tensors stay mapped from its files: what is cut or rounded is never held whole.
-    read_as = "auto" if quantize or divide is not None else dtype
+    # In the checkpoint's dtype tensors stay mapped from its files: what is cut or rounded is not held whole.
+    given["dtype"] = "auto" if quantize or divide is not None else dtype
     # The other side's tensors are meant to be left over: not to be reported.
     names = {"__init__": init, "__module__": cls.__module__, "_keys_to_ignore_on_load_unexpected": ["."]}
     side = type(cls.__name__, (cls,), names)
@@ -190,7 +190,7 @@ def load_side(
     transformers_logging.disable_progress_bar()
     try:
         model, info = side.from_pretrained(  # type: ignore[attr-defined]
-            path, dtype=read_as, output_loading_info=True, local_files_only=True, use_safetensors=True, **given
+            path, output_loading_info=True, local_files_only=True, use_safetensors=True, **given
         )
     except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
         reason = " ".join(f"{type(error).__name__} {error}".split())[:300]
