@@ -131,6 +131,7 @@ test-load-tools: $(STAMP) load-tools $(TOOLS)/vllm/.installed
 
 # On a machine with a GPU, in an image that has torch for it: PYTHON is that image's. Writes benchmarks/results/gpu.md.
 .venv-gpu/.installed: tests/gpu/requirements.txt
+	$(PYTHON) benchmarks/gpu/find_torch.py
 	$(PYTHON) -m venv --system-site-packages .venv-gpu
 	.venv-gpu/bin/pip install -q $(PIP_GPU_ARGS) -r tests/gpu/requirements.txt
 	touch $@
