@@ -16,6 +16,7 @@ from support.zoo.status import SERVED
 from triptych.base.errors import ConfigError
 from triptych.models.fused.layers import FusedDecoderLayer
 from triptych.models.generic import DECODER, ENCODER
+from triptych.models.generic.sides import head_of
 from triptych.models.weights.prepack import PrepackedLinear
 from triptych.models.weights.quantization import Int8Linear
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
@@ -120,6 +121,7 @@ def test_a_class_in_8_bits_answers_as_generate_with_the_rounded_weights(name: st
                 plain.weight.data = layer.weight * layer.scale[:, None]
                 changed += 1
     assert changed >= 10
+    assert type(head_of(decoder.module)) is nn.Linear
     case = Case.open(name, 16, Served.of(name, encoder, decoder), model)
     assert Int8Linear in kinds(decoder)
     plain_answers = Case.open(name, 16, case.served).references
@@ -128,6 +130,18 @@ def test_a_class_in_8_bits_answers_as_generate_with_the_rounded_weights(name: st
     logits = [reference.logits[0] for reference in (*case.references, *plain_answers)]
     count = len(case.references)
     assert all(not torch.equal(a, b) for a, b in zip(logits[:count], logits[count:], strict=True))
+
+
+def test_scales_stay_in_float32_when_the_rest_does_not() -> None:
+    options: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.bfloat16, "quantize": True}
+    path = checkpoint("InternVLForConditionalGeneration")
+    decoder = DECODER.load(path, **options, attn_implementation=ATTENTION_NAME)
+    found: dict[str, set[torch.dtype]] = {}
+    for part in decoder.module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            kind = name if isinstance(part, Int8Linear) and name != "bias" else "other"
+            found.setdefault(kind, set()).add(parameter.dtype)
+    assert found == {"weight": {torch.int8}, "scale": {torch.float32}, "other": {torch.bfloat16}}
 
 
 @pytest.mark.parametrize("name", [name for name in SERVED if short(name) in STACKED][:2])
