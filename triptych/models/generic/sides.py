@@ -225,13 +225,13 @@ def _copy(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> N
 
 
 def _quantize(path: Path, model: PreTrainedModel, *, is_decoder: bool) -> None:
-    """ConfigError where most of the weights are in no linear layers."""
+    """ConfigError for a decoder most of whose weights are in no linear layers; a tower may have none."""
     name, parts = type(model).__name__, [part for part in model.modules() if not isinstance(part, _ConvNd)]
     if is_decoder and any(p.dim() == 3 for part in parts for p in part.parameters(recurse=False)):
         raise ConfigError(
             f"MODEL={path}: the experts of {name} are not held in 8 bits: leave out --quantization"
         )
-    if not quantize_linears(model, _heads(model)):
+    if not quantize_linears(model, _heads(model)) and is_decoder:
         raise ConfigError(f"MODEL={path}: {name} has no linear layers to quantize: leave out --quantization")
 
 
