@@ -226,8 +226,9 @@ def _copy(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> N
 
 def _quantize(path: Path, model: PreTrainedModel, *, is_decoder: bool) -> None:
     """ConfigError for a decoder most of whose weights are in no linear layers; a tower may have none."""
-    name, parts = type(model).__name__, [part for part in model.modules() if not isinstance(part, _ConvNd)]
-    if is_decoder and any(p.dim() == 3 for part in parts for p in part.parameters(recurse=False)):
+    name, text = type(model).__name__, decoder_of(model) if is_decoder else None
+    parts = [part for part in text.modules() if not isinstance(part, _ConvNd)] if text is not None else []
+    if any(p.dim() == 3 for part in parts for p in part.parameters(recurse=False)):
         raise ConfigError(
             f"MODEL={path}: the experts of {name} are not held in 8 bits: leave out --quantization"
         )

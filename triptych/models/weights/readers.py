@@ -18,6 +18,8 @@ _Chain = tuple[str, ...]
 _HARMLESS = frozenset({"dtype", "device"})
 #: Where the chain's first module is the one whose code it is.
 _SELF = "self"
+#: What gives a table of embeddings: no linear layer has such a name.
+_EMBEDDINGS = frozenset({"get_input_embeddings"})
 #: They run before the weights are there.
 _BUILDING = frozenset({"__init__", "_init_weights"})
 _LIBRARY, _MODELS = ("torch.", "transformers.", "triptych.", "builtins"), "transformers.models."
@@ -76,6 +78,8 @@ def _chain(node: ast.expr) -> _Chain:
         return (*before, node.attr)
     if isinstance(node, ast.Subscript):
         return _chain(node.value)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _EMBEDDINGS:
+        return _SELF, node.func.attr
     return (node.id,) if isinstance(node, ast.Name) else ()
 
 

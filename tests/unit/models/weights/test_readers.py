@@ -53,6 +53,11 @@ class _Elsewhere(_Base):
         return functional.linear(x, _chosen(self).weight)
 
 
+class _Embeds(_Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.get_input_embeddings().weight.to(self.get_input_embeddings().weight.dtype)
+
+
 class _ByArgument(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -84,6 +89,7 @@ def names(module: nn.Module, *, dtypes: bool = False) -> set[str]:
         (_Stacked, {"stack.0", "stack.1"}),
         (_Elsewhere, {"left", "right", "third", "stack.0", "stack.1"}),
         (_ByArgument, {"inner.third"}),
+        (_Embeds, set()),
     ],
 )
 def test_layers_that_other_code_reads_are_found_by_its_source(kind, expected):
