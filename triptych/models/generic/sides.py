@@ -232,7 +232,8 @@ def _quantize(path: Path, model: PreTrainedModel, *, is_decoder: bool) -> None:
         raise ConfigError(
             f"MODEL={path}: the experts of {name} are not held in 8 bits: leave out --quantization"
         )
-    if not quantize_linears(model, _heads(model)) and is_decoder:
+    # A shell without its decoder cannot say what its head was.
+    if not quantize_linears(model, _heads(model) if is_decoder else ()) and is_decoder:
         raise ConfigError(f"MODEL={path}: {name} has no linear layers to quantize: leave out --quantization")
 
 
