@@ -89,7 +89,7 @@ def test_a_model_of_text_alone_is_refused() -> None:
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=32, intermediate_size=16
     )
     config.architectures = ["LlamaForCausalLM"]
-    with pytest.raises(ConfigError, match="cannot be served"):
+    with pytest.raises(ConfigError, match="takes text alone"):
         examine(config)
 
 
