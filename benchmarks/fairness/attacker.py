@@ -25,9 +25,9 @@ _END_SECONDS = 5.0
 
 
 def stand_behind() -> None:
-    """Puts this process behind all others for the CPU: nice counts within a session, a session's beside others.
+    """Puts this process behind all others for the CPU.
 
-    The cluster's processes have sessions of their own.
+    Nice counts within a session; beside the cluster's processes, which have their own, the session's does.
     """
     os.setsid()
     os.nice(19)

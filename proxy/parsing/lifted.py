@@ -1,6 +1,6 @@
 """Files in large bodies, lifted out before these are parsed: a decoder copies each one in one go.
 
-Whoever makes something of a text or of bytes asks `lifted_text` or `lifted_bytes` whether it stands for a file.
+Whoever makes a file of a text or of bytes asks `lifted_text` or `lifted_bytes` whether they stand for one.
 """
 
 from __future__ import annotations
