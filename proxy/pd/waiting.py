@@ -62,8 +62,8 @@ class WaitingSubmits:
         self._turns.charge(request.call.tenant, 1.0)
 
     def in_turns(self, may: Callable[[str], bool] = lambda tenant: True) -> Generator[Entry, None, None]:
-        """Each once, of tenants that `may` have one handed over now, to be looked at and left, or handed over;
-        the next one is chosen after that."""
+        """Each once, to be looked at and left, or handed over; the next one is chosen after that. Of tenants
+        that `may` have one handed over now."""
         if len(self._entries) == 1:
             [only] = self._entries.values()  # whoever it is: there is no choice
             if may(only[0].call.tenant):

@@ -172,8 +172,8 @@ def threads_of_rank(threads: int, ranks: int) -> int:
 def share_interpreter() -> None:
     """Gives the interpreter's lock on ten times as soon as by default.
 
-    Whoever lets it go, in every operator of a step and every write to a socket, waits so long for whoever runs
-    Python meanwhile: a step of 20 ms beside a thread that prepares prompts would take 100.
+    Whoever lets it go, in every operator of a step and every write to a socket, waits so long for a thread
+    that runs Python meanwhile: a step of 20 ms beside one that prepares prompts would take 100.
     """
     sys.setswitchinterval(SWITCH_SECONDS)
 
