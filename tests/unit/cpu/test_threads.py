@@ -16,7 +16,6 @@ from triptych.apps.launch.plan.cores import share_cores
 from triptych.base.config import ServeConfig, WorkerRange
 from triptych.base.cpu.step_pacer import CorePage
 from triptych.base.cpu.threads import (
-    SWITCH_SECONDS,
     decoder_threads,
     in_short_lived_thread,
     library_environment,
@@ -195,21 +194,6 @@ def test_a_services_environment_is_complete_before_it_imports_torch() -> None:
         [sys.executable, "-c", _START], env=environment, check=True, capture_output=True, text=True
     )
     assert done.stdout.split() == ["False", "expandable_segments:True"]
-
-
-_SHARES = """
-import sys
-from triptych.apps.cli.commands.services import _start
-from triptych.base.config import ProxyConfig
-_start("proxy", ProxyConfig())
-print(sys.getswitchinterval())
-"""
-
-
-def test_a_thread_of_a_service_that_runs_python_lets_others_wait_no_five_milliseconds() -> None:
-    done = subprocess.run([sys.executable, "-c", _SHARES], check=True, capture_output=True, text=True)
-    assert float(done.stdout) == pytest.approx(SWITCH_SECONDS, rel=0.01)
-    assert SWITCH_SECONDS < 0.001
 
 
 @pytest.mark.parametrize(

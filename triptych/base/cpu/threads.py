@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import socket
-import sys
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
@@ -106,9 +105,6 @@ def claim_core() -> OwnCore | None:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: In which a thread that runs Python lets others have a turn.
-SWITCH_SECONDS = 0.0005
-
 #: Decoders narrower than this lose more in the barriers between threads than they win by them, in steps of
 #: fewer rows than that (docs/performance.md).
 _WIDE, _MANY_ROWS = 1024, 64
@@ -167,15 +163,6 @@ def threads_beside(others: int, minimum: int, maximum: int, cores: int) -> int:
 def threads_of_rank(threads: int, ranks: int) -> int:
     """Torch threads of each of a worker's ranks, which share the `threads` of the worker."""
     return max(1, threads // ranks)
-
-
-def share_interpreter() -> None:
-    """Gives the interpreter's lock on ten times as soon as by default.
-
-    Whoever lets it go, in every operator of a step and every write to a socket, waits so long for a thread
-    that runs Python meanwhile: a step of 20 ms beside one that prepares prompts would take 100.
-    """
-    sys.setswitchinterval(SWITCH_SECONDS)
 
 
 def use_threads(count: int) -> None:
