@@ -145,6 +145,7 @@ ROWS = [
 @pytest.mark.parametrize(("words", "extra"), matrix(ROWS, quick=6), ids=[row[0][0] for row in ROWS])
 def test_a_command_names_the_extra_that_it_needs(words, extra, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.wav").touch()
     refused = on_a_core_install(*words)
     assert_refused(refused, f"triptych {words[0]}", f"pip install 'triptych[{extra}]'")
     assert "Traceback" not in refused.stderr

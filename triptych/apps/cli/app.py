@@ -7,14 +7,10 @@ from typing import Any
 import click
 
 from triptych import __version__
-from triptych.apps.cli.commands.ask import ask, transcribe
-from triptych.apps.cli.commands.bench import bench
-from triptych.apps.cli.commands.cluster import check, doctor, serve
+from triptych.apps.cli.commands.cluster import serve
 from triptych.apps.cli.commands.local import cert, key, namespace, tones
-from triptych.apps.cli.commands.plan import plan, profile
 from triptych.apps.cli.commands.services import colocated, encoder, pd, proxy
-from triptych.apps.cli.commands.store import store
-from triptych.apps.cli.commands.top import top
+from triptych.base.edges import load_edge
 from triptych.base.errors import ConfigError
 
 _WORKER = ("PIL", "jinja2", "llguidance", "numpy", "safetensors", "soundfile", "soxr", "tokenizers", "torch")
@@ -50,10 +46,17 @@ def app() -> None:
     """Serves multimodal models with the encoder disaggregated from prefill and decode."""
 
 
-_COMMANDS = (
-    *(serve, check, doctor, proxy, encoder, pd, colocated),
-    *(ask, transcribe, top, key, cert, namespace, tones),
-    *(bench, plan, profile, store),
-)
-for command in _COMMANDS:
+for command in (serve, proxy, encoder, pd, colocated, key, cert, namespace, tones):
     app.add_command(command)
+#: Commands of edges, by their module.
+_EDGES = {
+    "doctor": ("check", "doctor", "store"),
+    "ask": ("ask", "transcribe"),
+    "top": ("top",),
+    "bench": ("bench",),
+    "plan": ("plan", "profile"),
+}
+for _module, _names in _EDGES.items():
+    if (_edge := load_edge(f"triptych.apps.cli.commands.{_module}")) is not None:
+        for _name in _names:
+            app.add_command(getattr(_edge, _name))

@@ -1,17 +1,60 @@
-"""The commands about the store: `triptych store acl` and `triptych store check`."""
+"""The commands that examine: `triptych check` and `doctor`, `triptych store check` and `acl`."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from dataclasses import dataclass
 
 import click
 
-from triptych.apps.cli.options import configured
-from triptych.base.config import MIB, ServiceConfig
+from triptych.apps.cli.options import MODEL_HELP, configured, model_argument
+from triptych.base.config import MIB, ClusterConfig, DoctorConfig, ServiceConfig
 from triptych.base.config.flags import CommandOptions, flag
 from triptych.base.errors import ConfigError
+
+
+@click.command(
+    help="The model checks of `triptych doctor` alone: family, sizes and memory of MODEL, and whether it "
+    f"fits this machine. {MODEL_HELP}"
+)
+@model_argument
+@configured(ClusterConfig)
+def check(config: ClusterConfig) -> None:
+    from triptych.apps.doctor.finding import fail_of, table
+    from triptych.apps.doctor.model import check_model
+
+    results = []
+    try:
+        for result in check_model(config, config.model):
+            results.append(result)
+    except ConfigError as error:
+        if results:
+            sys.stdout.write(table([("model", [*results, fail_of("model", error)])]))
+        raise
+    sys.stdout.write(table([("model", results)]) + "It fits.\n")
+
+
+@click.command(
+    help="Checks this machine, the given store and the given cluster for the flags of `triptych serve`. "
+    f"Exits with 1 if a check fails; each failure names its remedy. {MODEL_HELP}"
+)
+@model_argument
+@configured(DoctorConfig)
+def doctor(config: DoctorConfig) -> None:
+    from triptych.apps.doctor.finding import failed, table
+    from triptych.apps.doctor.run import examine
+
+    # What is wrong is in the table, once.
+    logging.disable(logging.CRITICAL)
+    try:
+        groups = list(examine(config))
+    finally:
+        logging.disable(logging.NOTSET)
+    sys.stdout.write(table(groups))
+    if failed(groups):
+        sys.exit(1)
 
 
 @click.group()
@@ -69,13 +112,14 @@ class CheckOptions(CommandOptions):
 
 
 @store.command(
+    "check",
     help="The store checks of `triptych doctor` alone, of the store at URL (as in --store), and the "
     "bandwidth. Writes one value, with a hundredth of the store's memory at most, and "
-    "deletes it. Exit code 1 where something failed."
+    "deletes it. Exit code 1 where something failed.",
 )
 @click.argument("url", envvar="TRIPTYCH_STORE")
 @configured(CheckOptions)
-def check(given: CheckOptions) -> None:
+def store_check(given: CheckOptions) -> None:
     from triptych.apps.doctor.finding import failed, table
     from triptych.apps.doctor.store import check_store
     from triptych.apps.launch.secrets import store_url
