@@ -77,11 +77,11 @@ async def _until_told(work: asyncio.Task[None], pipe: Connection) -> None:
 
 def flood_process(pipe: Connection, name: str, door: Door, key: str, scale: float) -> None:
     """Sends "ready" when its bytes are made, begins when told, and sends how its sends have ended."""
-    stand_behind()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     flood = FLOODS[name]
-    flood.make(scale)  # media are kept
+    flood.make(scale)  # media are kept, and whoever waits for them waits for the CPU too
+    stand_behind()
     attacker = Attacker(flood, door, key)
 
     async def run() -> None:
