@@ -76,7 +76,8 @@ def lift_files(raw: bytes, descriptor: Any) -> tuple[bytes, dict[str, memoryview
                 inner = pieces(begin, at, field.message_type)
             elif field.type == FieldDescriptor.TYPE_BYTES:
                 word = f"{name}{len(files)}"
-                files[word], inner = view[begin:at], [word.encode()]
+                files[word] = view[begin:at]
+                inner = [word.encode()]
             else:
                 continue
             made += [view[kept:first], _varint_bytes(sum(map(len, inner))), *inner]
