@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-import gc
-
 import dataclasses
+import gc
 
 import pytest
 
