@@ -137,13 +137,16 @@ class PDRouter:
 
     def submit(self, request: InFlightRequest, order: Submit) -> None:
         """Hands the request over now, or as soon as a worker can take it."""
-        self._waiting.add(request, order)
         plans = [request.lifecycle.items[item.mm_hash].plan for item in request.content.items]
         items = [plan.length for plan in plans if plan is not None]
         machine = request.lifecycle
         known = None if machine.prompt_token_ids is None else len(machine.prompt_token_ids)
         tokens = min_tokens(request.call, items, known, len(machine.output_token_ids))
         request.min_tokens = max(request.min_tokens, tokens)
+        if not self._waiting and not self.suspects and (link := self._choose(request, open=True)):
+            self._send(request, order, link)  # nobody is before it, and turns begin equal again
+            return
+        self._waiting.add(request, order)
         self._refuse_too_long(request, order)
         self.pump()
 
@@ -205,7 +208,10 @@ class PDRouter:
                 self._place_suspects()
             with closing(self._waiting.in_turns(self._open_to)) as waiting:
                 for request, order in waiting:
-                    self._hand_out(request, order)
+                    suspect = self.suspects.suspect(request.request_id)
+                    if not suspect and (link := self._choose(request, open=True)):
+                        self._waiting.hand_over(request)
+                        self._send(request, order, link)
         finally:
             self._pumping = False
 
@@ -217,15 +223,9 @@ class PDRouter:
     def _open_to(self, tenant: str) -> bool:
         return any(link.open_to(tenant) for link in self._links.values())
 
-    def _hand_out(self, request: InFlightRequest, order: Submit) -> None:
-        if not self.suspects.suspect(request.request_id) and (link := self._choose(request, open=True)):
-            self._send(request, order, link)
-
     def _send(self, request: InFlightRequest, order: Submit, link: Link) -> None:
-        self._waiting.hand_over(request)
         request.link = link
-        received = request.lifecycle.output_token_ids
-        link.track(request.request_id, order.attempt, received, tenant=request.call.tenant)
+        link.track(request.request_id, order.attempt, request.lifecycle.output_token_ids, request.call.tenant)
         task = self._spawn(self._hand_over(request, order, link))
         self._handing[request.request_id] = task
         task.add_done_callback(partial(self._handed, request.request_id))
@@ -271,6 +271,7 @@ class PDRouter:
         )
         self.suspects.alone(request_id, len(request.lifecycle.output_token_ids))
         self._alone[request_id] = request
+        self._waiting.hand_over(request)
         self._send(request, order, link)
 
     def attached(self, incarnation: str) -> None:
