@@ -100,7 +100,7 @@ class Link(Protocol):
     def open_to(self, tenant: str) -> bool:
         """Whether one more Submit of the tenant may be unanswered."""
 
-    def track(self, request_id: str, attempt: int, received: Sequence[int], tenant: str) -> None:
+    def track(self, request_id: str, attempt: int, received: Sequence[int], tenant: str = "") -> None:
         """Delivers the request's events from now on; `received` grows with its output tokens."""
 
     def forget(self, request_id: str) -> None:

@@ -146,7 +146,7 @@ class PDLink:
             self._log.info("PD worker %s moves again", self.address)
         return True
 
-    def track(self, request_id: str, attempt: int, received: Sequence[int], tenant: str) -> None:
+    def track(self, request_id: str, attempt: int, received: Sequence[int], tenant: str = "") -> None:
         self._requests[request_id] = _Tracked(attempt, received)
         self._unanswered[request_id] = attempt, tenant
 
