@@ -67,7 +67,7 @@ def _kept_or_measured(layers: Mapping[str, Sequence[PrepackedLinear]]) -> Choice
         return chosen
     with Progress("measuring products of few rows"):
         chosen = {
-            shape: faster({rows: _times(alike, rows) for rows in ROWS}) for shape, alike in layers.items()
+            shape: faster({rows: _times(alike, rows) for rows in alike[0].known}) for shape, alike in layers.items()
         }
     _write(file, json.dumps(chosen))
     return chosen
