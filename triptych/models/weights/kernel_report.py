@@ -125,5 +125,6 @@ def choice_of(module: nn.Module) -> tuple[int, int] | None:
         for part in module.modules()
         if isinstance(part, PrepackedLinear) and part.block
     }
-    chosen, known = (sum(len(getattr(part, name)) for part in layers.values()) for name in ("chosen", "known"))
+    chosen = sum(len(part.chosen) for part in layers.values())
+    known = sum(len(part.known) for part in layers.values())
     return (chosen, known) if layers else None
