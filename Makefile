@@ -20,7 +20,7 @@ PACKAGES := $(VENV)/.packages
 TOOLS  := .tools
 PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 
-.PHONY: serve check install-proxy test test-unit test-slow test-transformers test-vllm test-load-tools load-tools gpu tools images lint proto client openapi bench install clean
+.PHONY: serve check generated install-proxy test test-unit test-slow test-transformers test-vllm test-load-tools load-tools gpu tools images lint proto client openapi bench wheels install clean
 
 define new_venv
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
@@ -29,11 +29,11 @@ define new_venv
 	$(PYTHON) -m venv $(VENV)
 endef
 
-$(PACKAGES): pyproject.toml constraints.txt
+$(PACKAGES): pyproject.toml triptych_bench/pyproject.toml constraints.txt
 	$(new_venv)
 	$(BIN)/pip install -q $(PIP_TORCH_ARGS) "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python deploy/docker/requirements.py dev > $(VENV)/dev.txt
-	$(BIN)/pip install -q -c constraints.txt -e ".[worker,embedded,ray,cert,client,top,doctor,bench,otel]" -r $(VENV)/dev.txt
+	$(BIN)/pip install -q -c constraints.txt -e ".[worker,embedded,ray,cert,client,top,doctor,otel]" -e triptych_bench -r $(VENV)/dev.txt
 	touch $@
 
 $(STAMP): $(PACKAGES) $(wildcard triptych/kernels/*.cpp triptych/kernels/*.h)
@@ -131,6 +131,7 @@ test-load-tools: $(STAMP) load-tools $(TOOLS)/vllm/.installed
 
 # On a machine with a GPU, in an image that has torch for it: PYTHON is that image's. Writes benchmarks/results/gpu.md.
 .venv-gpu/.installed: tests/gpu/requirements.txt
+	$(PYTHON) benchmarks/gpu/find_torch.py
 	$(PYTHON) -m venv --system-site-packages .venv-gpu
 	.venv-gpu/bin/pip install -q $(PIP_GPU_ARGS) -r tests/gpu/requirements.txt
 	touch $@
@@ -157,8 +158,23 @@ client: $(STAMP)
 openapi: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m support.openapi
 
+# Everything that is generated and committed: stubs, the blocking client, the API's description, tables of docs/.
+generated: $(if $(wildcard $(VENV)/.proxy),$(VENV)/.proxy,$(STAMP))
+	BIN=$(BIN) sh protos/generate.sh
+	$(BIN)/python tests/tools/sync_client.py
+	PYTHONPATH=tests $(BIN)/python -m support.openapi
+	TRIPTYCH_WRITE_CLI=1 TRIPTYCH_WRITE_METRICS=1 TRIPTYCH_WRITE_QUOTAS=1 $(BIN)/python -m pytest -q -n0 \
+	  -k "shows_the_table or table_is_that_of_the_registries or every_command_and_option" \
+	  tests/unit/docs/test_command_line.py tests/unit/docs/test_pages.py \
+	  tests/security/tenants/test_quotas.py tests/security/fairness/test_budgets.py
+	$(BIN)/python tests/tools/promises.py
+
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# Both distributions, triptych and triptych-bench, as wheels in dist/.
+wheels: $(PACKAGES)
+	$(BIN)/pip wheel -q --no-deps --wheel-dir dist . ./triptych_bench
 
 clean:
 	rm -rf $(VENV) $(TOOLS) .venv-gpu

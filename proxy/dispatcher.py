@@ -41,7 +41,7 @@ from triptych.proxy.quotas.quota import Hold
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
 from triptych.proxy.requests import instructions as do
 from triptych.proxy.requests.item_supply import EncoderShortage, ItemSupply, StoreView, StoreWait
-from triptych.proxy.requests.recorder import CallObserver, Recorder
+from triptych.proxy.requests.recorder import Recorder
 from triptych.proxy.requests.request import Choices, InFlightRequest, ReplyMemory, draw_request_id
 from triptych.proxy.splitter import VideoSegments
 from triptych.proxy.workers import KnownWorkers, Worker
@@ -72,7 +72,6 @@ class Dispatcher:
         store_wait: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
         draw_id: Callable[[], str] = draw_request_id,
-        observer: CallObserver | None = None,
         quotas: QuotaTable | None = None,
         videos: VideoSegments | None = None,
     ) -> None:
@@ -80,11 +79,11 @@ class Dispatcher:
         #: What makes requests of clients' bytes, for both doors.
         self.parsers = Parsers(self.quotas["parser"], self.quotas["parser-processes"])
         self._pool = pool
-        self._metrics = metrics
+        self.metrics = metrics
         self._clock = clock
         self._draw_id = draw_id
         self._requests: dict[str, InFlightRequest] = {}
-        self._recorder = Recorder(metrics, clock, pool.resolve_model, observer)
+        self.recorder = Recorder(metrics, clock, pool.resolve_model)
         self.with_logprobs: set[str] = set()
         self._counter = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -98,7 +97,7 @@ class Dispatcher:
             share=share,
             flow_control=flow_control,
             epoch=lambda: (pool.epoch, store.clock_jumps),
-            on_ready=self._recorder.encoded,
+            on_ready=self.recorder.encoded,
             pd_idle=lambda: self._router.idle,
             shared=self.quotas.shared,
         )
@@ -254,8 +253,8 @@ class Dispatcher:
             if call.sampling.logprobs is not None:
                 self.with_logprobs.add(request.request_id)
             call.media.join()
-        self._metrics.in_flight.set(len(self._requests))
-        self._recorder.open(choices, context.span)
+        self.metrics.in_flight.set(len(self._requests))
+        self.recorder.open(choices, context.span)
         return choices
 
     def _pause(self, choices: Choices, paused: bool) -> None:
@@ -271,8 +270,8 @@ class Dispatcher:
             del self._requests[request.request_id]
             self.with_logprobs.discard(request.request_id)
             request.call.media.leave()
-        self._metrics.in_flight.set(len(self._requests))
-        self._recorder.close(choices, failure)
+        self.metrics.in_flight.set(len(self._requests))
+        self.recorder.close(choices, failure)
 
     def _expire(self, choices: Choices) -> None:
         encoders = bool(self._pool.serving("encoder"))
@@ -291,7 +290,7 @@ class Dispatcher:
             kind = worker.info.kind if worker is not None else ""
             self.prompts.observe(request.lifecycle, event, kind, self._clock())
         orders = request.lifecycle.deliver(event)
-        self._recorder.record(request, event, orders)
+        self.recorder.record(request, event, orders)
         for order in orders:
             match order:
                 case do.Submit():
@@ -383,10 +382,10 @@ class Dispatcher:
         self._shortage.pool_changed()
         self._store_wait.pool_changed()
         for pool in ("encoder", "pd"):
-            self._metrics.workers.labels(pool).set(len(self._pool.serving(pool)))
+            self.metrics.workers.labels(pool).set(len(self._pool.serving(pool)))
         mismatches = self._pool.mismatches()
         for reason in MISMATCHES:
-            self._metrics.mismatched_encoders.labels(reason).set(mismatches[reason])
+            self.metrics.mismatched_encoders.labels(reason).set(mismatches[reason])
 
     def worker_lost(self, worker: Worker) -> None:
         if worker.info.pool == "pd":

@@ -7,8 +7,9 @@ import contextlib
 import logging
 import socket
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from typing import Protocol
 
 from grpc import aio
 from starlette.middleware.cors import CORSMiddleware
@@ -23,12 +24,14 @@ from triptych.base.config import (
     check_times,
     is_loopback,
 )
+from triptych.base.edges import load_edge
 from triptych.base.engine_beat import check_stall_timeout
 from triptych.base.errors import ConfigError
 from triptych.base.machine.heap import bound_heap, collect_rarely
 from triptych.base.metrics import ProxyMetrics, show_expiry
 from triptych.base.rpc.channels import listen, make_server
 from triptych.base.rpc.tls.certificates import ProxyCertificates, proxy_certificates
+from triptych.base.scaling import ScalingDecision
 from triptych.base.status_server import ServiceStatus, StatusServer, status_server
 from triptych.base.tracing.start import check_tracing, start_tracer
 from triptych.base.worker_process import Health, ProcessWatch, stop_signal
@@ -49,17 +52,18 @@ from triptych.proxy.http.hosts import HostMiddleware, own_names
 from triptych.proxy.http.peers import TrustedProxies
 from triptych.proxy.http.refusals import RefusalMiddleware, Refusals
 from triptych.proxy.http.server import HttpServer, bind, port_error
-from triptych.proxy.live.service import LiveData
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.openai.app import make_app
 from triptych.proxy.openai.chat.endpoint import ApiLimits
 from triptych.proxy.pd.link import open_link
 from triptych.proxy.pool import PDReadiness, WorkerPool
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
+from triptych.proxy.requests.recorder import CallObserver
 from triptych.proxy.scaling.autoscaler import Autoscaler, start_scaling
 from triptych.proxy.scaling.upkeep import PoolMetrics, Upkeep
 from triptych.registry.minute_counts import MinuteCounts
 from triptych.registry.registry import Registry
+from triptych.store.bulk import StoreMemory
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -132,6 +136,25 @@ def _key_ring(config: ProxyConfig) -> KeyRing:
     return keys
 
 
+class Live(Protocol):
+    """Live data: an edge, whose `calls` subscribe to the recorder."""
+
+    calls: CallObserver
+
+    def start(
+        self,
+        dispatcher: Dispatcher,
+        metrics: ProxyMetrics,
+        proxy_id: str,
+        *,
+        decision: Callable[[str], ScalingDecision | None],
+        store_memory: Callable[[], StoreMemory | None],
+    ) -> Sequence[Route]: ...
+    def refused(self, status: int, route: str) -> None: ...
+    def drain(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
 class ProxyProcess:
     """The proxy's parts and its servers; `stack` ends all that was started, in reverse order."""
 
@@ -169,7 +192,8 @@ class ProxyProcess:
             insecure=config.insecure,
         )
         stack.push_async_callback(self.pool.stop)
-        self.live = LiveData(config, self.pool) if config.page else None
+        live = load_edge("triptych.proxy.live.service") if config.page else None
+        self.live: Live | None = None if live is None else live.LiveData(config, self.pool)
         self.quotas = QuotaTable(quota_specs(config, files), shared=lambda: keys.shared)
         self.quotas.show(self.metrics)
         _run_beside(stack, self.quotas.run(), "quotas")
@@ -184,9 +208,10 @@ class ProxyProcess:
             flow_control=config.flow_control,
             skip_held_items=config.skip_held_items,
             store_wait=config.store_wait,
-            observer=None if self.live is None else self.live.calls,
             videos=VideoSplitter(self.pool, partial(self.pool.channel, "encoder")),
         )
+        if self.live is not None:
+            self.dispatcher.recorder.subscribe(self.live.calls)
         stack.push_async_callback(self.dispatcher.close)
         limits = PrincipalLimits(MinuteCounts(store))
         self.authenticator = Authenticator(keys, limits, self.metrics) if keys.in_use else None

@@ -20,9 +20,10 @@ from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 
+from benchmarks.gpu.find_torch import missing_torch
 from benchmarks.gpu.part_page import PartPage, put, section
 from benchmarks.result_page import RESULTS
-from triptych.goodput.report.machine import commit
+from triptych_bench.goodput.report.machine import commit
 
 RESULT = RESULTS / "gpu.md"
 _ROOT = Path(__file__).resolve().parents[2]
@@ -40,6 +41,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, default=RESULT)
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
+    if missing := missing_torch(cuda=not options.rehearse):
+        sys.stderr.write(f"make gpu: {missing}\n")
+        return 2
     if options.file is not None:
         return _run_here(options.parts[0], options.file, small=options.rehearse)
     codes = [_run(name, options) for name in options.parts or _PARTS]

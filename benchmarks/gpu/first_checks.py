@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
 from benchmarks.gpu.engine_rounds import timings
+from benchmarks.gpu.kernel_launches import measure_launches
 from benchmarks.gpu.part_page import PartPage
 from triptych.base.machine.device import Device
 
@@ -37,6 +38,8 @@ def run(page: PartPage, device: str, *, small: bool) -> None:
     dtype = torch.float32 if small else torch.bfloat16
     with page.case("attention"):
         _choices(page, device, dtype)
+    with page.case("launches of the kernel"):
+        measure_launches(page, device, dtype, small=small)
     with page.case("tests/gpu"):
         _tests(page)
 

@@ -126,7 +126,7 @@ class EngineHealth:
         """The server answers again: it is up if it is the same model's, and generates a token."""
         info = await self._client.info()
         known = self.info
-        if known is not None and (info.root, info.max_model_len) != (known.root, known.max_model_len):
+        if known is not None and (info.root != known.root or info.max_model_len < known.max_model_len):
             self._complain(
                 f"vLLM has come back with {info.root} and {info.max_model_len} tokens, this worker was "
                 f"started for {known.root} and {known.max_model_len}: restart it, or vLLM"

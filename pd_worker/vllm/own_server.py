@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -21,6 +20,7 @@ from triptych.base.errors import ConfigError
 from triptych.base.parent import supervised
 from triptych.models.identity import model_identity
 from triptych.models.registry import family_of, resolve_dtype
+from triptych.pd_worker.vllm.gpus import EngineGpus
 from triptych.pd_worker.vllm.pooled import pooling_flags
 
 logger = logging.getLogger(__name__)
@@ -62,15 +62,23 @@ def server_args(config: PDConfig, port: int, store_file: str, total_memory: int)
     args += pooling_flags(path, family_of(path).architecture)
     # This worker asks for its health twice a second.
     args += ["--disable-uvicorn-access-log"]
-    args += ["--max-num-seqs", str(config.max_num_seqs), "--ec-transfer-config", json.dumps(transfer)]
-    if config.max_model_len:
-        args += ["--max-model-len", str(config.max_model_len)]
+    # Its tower never computes: nothing is measured with the largest picture, and no memory kept for that.
+    args += ["--skip-mm-profiling", "--ec-transfer-config", json.dumps(transfer)]
+    # Else the most that its memory has room for, where a checkpoint names more than any card holds.
+    args += ["--max-model-len", str(config.max_model_len or "auto")]
+    if config.max_num_seqs != PDConfig().max_num_seqs:
+        args += ["--max-num-seqs", str(config.max_num_seqs)]
+    if config.limit_mm_per_prompt:
+        args += ["--limit-mm-per-prompt", config.limit_mm_per_prompt]
     if config.tensor_parallel > 1:
         args += ["--tensor-parallel-size", str(config.tensor_parallel)]
     if config.device_memory and total_memory:
-        args += ["--gpu-memory-utilization", f"{min(0.95, config.device_memory / total_memory):.3f}"]
+        # Embeddings are beside what vLLM measures.
+        share = (config.device_memory - config.embedding_memory) / total_memory
+        args += ["--gpu-memory-utilization", f"{min(0.95, max(0.01, share)):.3f}"]
     if config.kv_memory:
-        args += ["--kv-cache-memory-bytes", str(config.kv_memory)]
+        # vLLM's is of one rank.
+        args += ["--kv-cache-memory-bytes", str(config.kv_memory // config.tensor_parallel)]
     if not config.prefix_caching:
         args += ["--no-enable-prefix-caching"]
     return args
@@ -89,7 +97,7 @@ async def own_server(config: PDConfig, program: str, stop: asyncio.Event) -> Asy
         store_file.write_text(config.store, encoding="utf-8")
         port = _free_port()
         args = server_args(config, port, str(store_file), _total_memory(config.device))
-        server = OwnServer([program, *args], config.device, port)
+        server = OwnServer([program, *args], port, EngineGpus(config))
         running = asyncio.create_task(server.run(stop), name="vLLM server")
         try:
             yield replace(config, engine_url=f"http://127.0.0.1:{port}")
@@ -98,34 +106,41 @@ async def own_server(config: PDConfig, program: str, stop: asyncio.Event) -> Asy
             with contextlib.suppress(asyncio.CancelledError):
                 await running
         if server.failed:
-            raise ConfigError(
-                f"vLLM {server.failed} before it served; its own lines are above: {program} serve"
-            )
+            raise ConfigError(server.failed)
 
 
 class OwnServer:
-    """The process, started again when it ends after it has served."""
+    """The process, started again when it ends after it has served. Until it listens it claims its `gpus`."""
 
-    def __init__(self, command: Sequence[str], device: str, port: int) -> None:
+    def __init__(self, command: Sequence[str], port: int, gpus: EngineGpus) -> None:
         self._command = list(command)
-        self._device = device
         self._port = port
+        self._gpus = gpus
         #: Whether it has ever listened.
         self.served = False
-        #: How it ended before it served; empty otherwise.
+        #: Why it was not started, or how it ended before it served; empty otherwise.
         self.failed = ""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Keeps it running until cancelled; sets `stop` when it ends before it has ever served."""
         pause = FIRST_PAUSE
         while True:
-            process = await self._start()
             try:
-                code = await self._ended(process)
+                await self._gpus.claim()
+                process = await self._start()
+                try:
+                    code = await self._ended(process)
+                finally:
+                    await _end(process)
+            except ConfigError as error:
+                self.failed = str(error)
             finally:
-                await _end(process)
+                self._gpus.release()
             if not self.served:
-                self.failed = f"ended with {code}"
+                program = " ".join(self._command[:2])
+                self.failed = self.failed or (
+                    f"vLLM ended with {code} before it served; its own lines are above: {program}"
+                )
                 stop.set()
                 return
             logger.critical("vLLM has ended with %d: it is started again in %g s", code, pause)
@@ -134,22 +149,25 @@ class OwnServer:
 
     async def _start(self) -> asyncio.subprocess.Process:
         command, environment = supervised(self._command)
-        _, _, index = self._device.partition(":")
-        if index:
-            visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
-            environment["CUDA_VISIBLE_DEVICES"] = visible[int(index)] if visible else index
         logger.info("starting vLLM: %s", " ".join(self._command[:3]))
         # A session of its own: Ctrl-C in the terminal reaches this worker, which drains before it ends vLLM.
         return await asyncio.create_subprocess_exec(
-            *command, env=environment, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+            *command,
+            env=environment | self._gpus.environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
         )
 
     async def _ended(self, process: asyncio.subprocess.Process) -> int:
         """The exit code, once it has one. Meanwhile looks whether it listens."""
+        listens = False
         while True:
             with contextlib.suppress(TimeoutError):
-                return await asyncio.wait_for(process.wait(), _LOOK_SECONDS)
-            self.served = self.served or await _listens(self._port)
+                return await asyncio.wait_for(process.wait(), None if listens else _LOOK_SECONDS)
+            listens = await _listens(self._port)
+            if listens:
+                self.served = True
+                self._gpus.release()
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -178,7 +178,7 @@ class ChatCall:
     """A valid request for `n` answers. `sampling.seed` is drawn already; `timeout` is in seconds.
 
     `label` is the client's X-Request-ID, or one made in its place: for logs and replies. Any two calls may
-    have the same one, of one tenant or of two; what a call is known by is `Flow.request_id`.
+    have the same one, of one tenant or of two; what a call is known by is `InFlightRequest.request_id`.
     """
 
     label: str

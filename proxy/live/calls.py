@@ -22,8 +22,8 @@ from triptych.proxy.live.objects import (
     short_address,
 )
 from triptych.proxy.live.statistics import EncoderTallies, GoodputWindow, Transfers
+from triptych.proxy.live.timeline import RequestTimeline
 from triptych.proxy.requests.lifecycle import Lifecycle, Phase
-from triptych.proxy.requests.recorder import RequestTimeline
 from triptych.proxy.requests.request import Choices
 
 #: Calls in flight that a snapshot shows.

@@ -197,7 +197,7 @@ _NO_STORE = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 
 class LiveData:
-    """`calls` observes the dispatcher from its making on; `start` begins to poll the cluster."""
+    """`calls` subscribes to the recorder before the first call; `start` begins to poll the cluster."""
 
     def __init__(self, config: ProxyConfig, pool: WorkerPool) -> None:
         self._max_queue = config.max_queue

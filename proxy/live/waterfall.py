@@ -10,8 +10,8 @@ import msgspec
 from triptych.proxy import events
 from triptych.proxy.live.calls import CallRecord
 from triptych.proxy.live.objects import StageSpan, Waterfall, short_address
+from triptych.proxy.live.timeline import TIMED_ITEMS, Moment
 from triptych.proxy.requests import instructions as do
-from triptych.proxy.requests.recorder import TIMED_ITEMS, Moment
 
 PROXY, STORE = "proxy", "store"
 _FOR_STEP = "for a step"

@@ -18,51 +18,35 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from triptych import __version__
+from triptych.base.edges import load_edge
 from triptych.base.errors import MethodNotAllowed, NotFound, RequestError
 from triptych.base.tracing import attributes as names
 from triptych.base.tracing.context import context_of
 from triptych.base.tracing.server_span import ServerSpan
 from triptych.base.tracing.tracer import Tracer
 from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.http.json_body import MESSAGES_PATH, error_body, retry_after
+from triptych.proxy.http.json_body import error_body, retry_after
 from triptych.proxy.openai.audio.endpoint import AudioEndpoint, TranslationEndpoint
 from triptych.proxy.openai.chat.endpoint import ApiLimits, CallEndpoint, ChatEndpoint
 from triptych.proxy.openai.completions.endpoint import CompletionsEndpoint
-from triptych.proxy.openai.messages.endpoint import CountTokensEndpoint, MessagesEndpoint
-from triptych.proxy.openai.responses.endpoint import ResponsesEndpoint
-from triptych.proxy.openai.retrieval.embeddings import EmbeddingsEndpoint
-from triptych.proxy.openai.retrieval.ranking import RerankEndpoint, ScoreEndpoint
 from triptych.proxy.openai.tokenize import DetokenizeEndpoint, TokenizeEndpoint
-from triptych.proxy.page.endpoint import PageEndpoints, openapi
 from triptych.proxy.pd.queries import PDQueries
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.quotas.current_call import in_call
 
 #: The endpoints of POST requests by path.
-ENDPOINTS: Mapping[str, type[CallEndpoint[Any]]] = {
+ENDPOINTS: dict[str, type[CallEndpoint[Any]]] = {
     "/v1/chat/completions": ChatEndpoint,
     "/v1/completions": CompletionsEndpoint,
-    "/v1/responses": ResponsesEndpoint,
-    MESSAGES_PATH: MessagesEndpoint,
-    f"{MESSAGES_PATH}/count_tokens": CountTokensEndpoint,
     "/v1/audio/transcriptions": AudioEndpoint,
     "/v1/audio/translations": TranslationEndpoint,
-    "/v1/embeddings": EmbeddingsEndpoint,
-    **dict.fromkeys(("/v1/rerank", "/rerank"), RerankEndpoint),
-    **dict.fromkeys(("/v1/score", "/score"), ScoreEndpoint),
     "/tokenize": TokenizeEndpoint,
     "/detokenize": DetokenizeEndpoint,
 }
-#: The operation of each endpoint, as OpenTelemetry's conventions for generative models name it.
-OPERATIONS = {
-    "/v1/chat/completions": "chat",
-    "/v1/responses": "chat",
-    MESSAGES_PATH: "chat",
-    "/v1/completions": "text_completion",
-    "/v1/audio/transcriptions": "generate_content",
-    "/v1/audio/translations": "generate_content",
-    "/v1/embeddings": "embeddings",
-}
+#: Edges whose `ENDPOINTS` are served, too.
+EDGES = ("responses.endpoint", "messages.endpoint", "retrieval.embeddings", "retrieval.ranking")
+for _edge in EDGES:
+    ENDPOINTS |= getattr(load_edge(f"triptych.proxy.openai.{_edge}"), "ENDPOINTS", {})
 
 
 class TracedEndpoint:
@@ -71,8 +55,9 @@ class TracedEndpoint:
     It wraps neither `receive` nor `send`: the reply's status comes from `HttpReply`, so no token passes here.
     """
 
-    def __init__(self, endpoint: ASGIApp, path: str, tracer: Tracer) -> None:
+    def __init__(self, endpoint: CallEndpoint[Any], path: str, tracer: Tracer) -> None:
         self._endpoint = endpoint
+        self._operation = endpoint.operation
         self._path = path
         self._tracer = tracer
 
@@ -80,7 +65,7 @@ class TracedEndpoint:
         span = ServerSpan(
             self._tracer,
             context_of(scope["headers"]),
-            OPERATIONS[self._path],
+            self._operation,
             {names.HTTP_METHOD: "POST", names.HTTP_ROUTE: self._path},
         )
         try:
@@ -111,19 +96,28 @@ def make_app(
         routes=[
             *(Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()),
             Route("/version", version),
-            Route("/openapi.json", openapi),
             *_state_routes(StateEndpoints(dispatcher, pool, registry), metrics=metrics),
-            *(PageEndpoints().routes() if page else ()),
+            *_page_routes(page),
             *live,
         ],
     )
     # A path with a slash too many is an unknown one: 404 with the right one, as of any other.
     rest.router.redirect_slashes = False
     rest.add_exception_handler(HTTPException, partial(_http_error, _served(rest)))
-    traced = (
-        {} if tracer is None else {path: TracedEndpoint(posts[path], path, tracer) for path in OPERATIONS}
-    )
+    traced: dict[str, ASGIApp] = {}
+    if tracer is not None:
+        known = {path: endpoint for path, endpoint in posts.items() if endpoint.operation}
+        traced = {path: TracedEndpoint(endpoint, path, tracer) for path, endpoint in known.items()}
     return FrontDoor({**posts, **traced}, rest)
+
+
+def _page_routes(page: bool) -> list[Route]:
+    """The routes of the edge: the API's description, and the page where it is wanted."""
+    edge = load_edge("triptych.proxy.page.endpoint")
+    if edge is None:
+        return []
+    routes: list[Route] = [Route("/openapi.json", edge.openapi)]
+    return routes + edge.PageEndpoints().routes() if page else routes
 
 
 class FrontDoor:

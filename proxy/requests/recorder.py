@@ -1,10 +1,10 @@
-"""Recorder of requests, their only observer, and its views: the timeline and the spans of a request."""
+"""Recorder of requests, their only observer; who wants to see more of them subscribes to it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from triptych.base.errors import RequestError
 from triptych.base.metrics import ProxyMetrics
@@ -13,7 +13,6 @@ from triptych.base.tracing.attributes import Value, sampling
 from triptych.base.tracing.context import SpanContext, hex_trace_id
 from triptych.base.tracing.server_span import ServerSpan
 from triptych.base.tracing.tracer import Span, SpanKind
-from triptych.base.types import PDTimings
 from triptych.protos.convert import plan_nbytes
 from triptych.protos.encoder_pb2 import ItemReady
 from triptych.proxy import events
@@ -50,12 +49,15 @@ class Recorder:
         metrics: ProxyMetrics,
         clock: Callable[[], float],
         model_name: Callable[[str], str],
-        calls: CallObserver | None = None,
     ) -> None:
         self._metrics = metrics
         self._clock = clock
         self._model_name = model_name
-        self._calls = calls
+        self._subscribers: tuple[CallObserver, ...] = ()
+
+    def subscribe(self, observer: CallObserver) -> None:
+        """Tells it of all calls that are admitted from now on."""
+        self._subscribers += (observer,)
 
     def open(self, choices: Choices, span: ServerSpan | None) -> None:
         """A call is admitted; `span`: its requests are traced under this one."""
@@ -68,8 +70,8 @@ class Recorder:
             if span.recording:
                 model = self._model_name(first.call.model)
                 span.serves(model, sampling(first.call.sampling, len(choices.requests)))
-        if self._calls is not None:
-            first.views = (*first.views, self._calls.opened(choices))
+        for observer in self._subscribers:
+            first.views = (*first.views, observer.opened(choices))
 
     def record(
         self, request: InFlightRequest, event: Event, instructions: Sequence[Instruction] = ()
@@ -86,8 +88,8 @@ class Recorder:
 
     def encoded(self, end: JobEvent) -> None:
         """An encoder job has ended with its item in the store."""
-        if self._calls is not None:
-            self._calls.encoded(end)
+        for observer in self._subscribers:
+            observer.encoded(end)
 
     def close(self, choices: Choices, failure: RequestError | None) -> None:
         """A call has ended; `failure`: with this error."""
@@ -97,14 +99,12 @@ class Recorder:
             tokens = choices.prompt_tokens, choices.completion_tokens
             self.record(choices.first, CallEnded(choices.status, *tokens, choices.first_token))
         choices.report(self._metrics, self._clock())
-        if self._calls is not None:
-            self._calls.closed(choices, failure)
+        for observer in self._subscribers:
+            observer.closed(choices, failure)
 
 
 Event = Instruction | RequestEvent | events.Ended | events.CallEnded
 Items = Mapping[str, RequestItem]
-#: What a moment is of: the type of an event or instruction, or the alternative of an encoder job's event.
-Kind = type[Event] | str
 
 
 class RequestView(Protocol):
@@ -113,162 +113,6 @@ class RequestView(Protocol):
     def observe(self, event: Event, at: float, address: str, items: Items) -> None:
         """`at` is a moment of the proxy's clock, `address` that of the attempt's PD worker, `items` are the
         request's."""
-
-
-#: Items whose moments are kept one by one; those of further ones are summed.
-TIMED_ITEMS = 16
-#: Moments of one request; later ones are dropped.
-MAX_MOMENTS = 192
-#: Characters of a note.
-_NOTE = 120
-
-Seconds = tuple[float, ...]
-
-
-class Moment(NamedTuple):
-    """One event. `item` is its place among the request's distinct items; None: it is of the whole request.
-
-    An item's `note` says why a try has failed, that its job is another request's ("joined"), that
-    it is encoded "again", or that the tower did not run ("stored"). `spent` are the seconds of the fetch, the
-    load, of preprocessing, tower and save, or of prefill and decode.
-    """
-
-    at: float
-    kind: Kind
-    attempt: int = 0
-    item: int | None = None
-    where: str = ""
-    note: str = ""
-    spent: Seconds = ()
-
-
-_FIELDS = len(Moment._fields)
-_MAX_VALUES = MAX_MOMENTS * _FIELDS
-#: Events of items.
-_ITEMS = {
-    events.LookedUp,
-    do.StartJobs,
-    events.JobEvent,
-    do.TellJobs,
-    events.LoadReported,
-    events.MissReported,
-}
-_SHOWN = _ITEMS | {
-    events.Fetched,
-    do.Submit,
-    events.Accepted,
-    events.Admitted,
-    events.FirstToken,
-    events.Finished,
-    do.EndAttempt,
-}
-
-
-class RequestTimeline:
-    """The moments of one request in order, for its waterfall; bounded. No token adds one. A `RequestView`."""
-
-    __slots__ = (
-        "_keys", "_on_load", "_values", "attempt", "cached_tokens", "items", "loaded", "rest", "titles",
-    )  # fmt: skip
-
-    def __init__(self, on_load: Callable[[str, int], None] = lambda way, nbytes: None) -> None:
-        #: Called for each embedding that a PD worker has loaded, with its way and bytes.
-        self._on_load = on_load
-        #: Of the items whose moments are kept one by one.
-        self._keys: tuple[str, ...] = ()
-        #: Of the same items.
-        self.titles: tuple[str, ...] = ()
-        #: The fields of all moments one after another: most timelines are never read, and a tuple for each
-        #: moment would cost every request its making, and the garbage collector its visits.
-        self._values: list[Any] = []
-        #: Distinct items.
-        self.items = 0
-        #: The first and the last moment of items that are not kept one by one.
-        self.rest: tuple[float, float] | None = None
-        self.attempt = 0
-        #: Items that the attempt's PD worker has.
-        self.loaded = 0
-        self.cached_tokens = 0
-
-    @property
-    def moments(self) -> list[Moment]:
-        """The moments, in order."""
-        values = self._values
-        return [Moment(*values[first : first + _FIELDS]) for first in range(0, len(values), _FIELDS)]
-
-    def observe(self, event: Event, at: float, address: str, items: Items) -> None:
-        """Notes what a waterfall shows of the event; one of an attempt that is over is ignored."""
-        spent: Seconds = ()
-        kind = type(event)
-        if kind not in _SHOWN or (isinstance(event, events.AttemptEvent) and event.attempt != self.attempt):
-            return
-        match event:
-            case do.Submit():
-                self.attempt, self.loaded = event.attempt, 0
-            case events.Fetched():
-                self.items = len(event.params)
-                self._keys, self.titles = tuple(event.params)[:TIMED_ITEMS], event.titles[:TIMED_ITEMS]
-                spent = (event.seconds,)
-            case events.Finished():
-                self.cached_tokens, seconds = event.usage.cached_tokens, event.spent or PDTimings()
-                spent = (seconds.prefill, seconds.decode)
-            case events.LoadReported(mm_hash=key) if key in items and items[key].expected:
-                return  # TellJobs follows, the first time
-            case _ if kind in _ITEMS:
-                self._observe_item(event, at, address)
-                if isinstance(event, events.LoadReported) and event.seconds > 0:
-                    plan = items[event.mm_hash].plan if event.mm_hash in items else None
-                    nbytes = 0 if plan is None else plan_nbytes(plan)
-                    self._on_load(event.path or "store", nbytes)
-                return
-        self._note(at, kind, None, address, "", spent)
-
-    def _observe_item(self, event: Event, at: float, address: str) -> None:
-        kind = type(event)
-        match event:
-            case events.LookedUp():
-                self._note(at, kind, None, "", "", ())
-                for key in event.plans:
-                    self._note_item(at, kind, key)
-            case do.StartJobs(re_encode=True):
-                for key in event.mm_hashes:
-                    self._note_item(at, kind, key, note="again")
-            case events.JobEvent():
-                self._observe_job(event, at)
-            case events.LoadReported():
-                self.loaded += 1
-                self._note_item(at, kind, event.mm_hash, address, event.path[:_NOTE], (event.seconds,))
-            case do.TellJobs(events.LoadReported(mm_hash=key), held=True):
-                self.loaded += 1
-                self._note_item(at, kind, key, address)
-            case events.MissReported():
-                self._note_item(at, kind, event.mm_hash, address)
-
-    def _observe_job(self, told: events.JobEvent, at: float) -> None:
-        match kind := told.kind:
-            case "waits":
-                self._note_item(at, kind, told.mm_hash, note=told.origin)
-            case "planned":
-                self._note_item(at, kind, told.mm_hash, told.address)
-            case "failed" if told.event.failed.retryable:
-                self._note_item(at, kind, told.mm_hash, told.address, told.event.failed.error.message[:_NOTE])
-            case "ready":
-                end = told.event.ready
-                spent = (end.preprocess_seconds, end.encode_seconds, end.save_seconds)
-                note = "stored" if end.already_stored else ""
-                self._note_item(at, kind, told.mm_hash, told.address, note, spent)
-
-    def _note_item(
-        self, at: float, kind: Kind, key: str, where: str = "", note: str = "", spent: Seconds = ()
-    ) -> None:
-        if key in self._keys:
-            self._note(at, kind, self._keys.index(key), where, note, spent)
-        else:
-            self.rest = (self.rest[0] if self.rest else at, at)
-
-    def _note(self, at: float, kind: Kind, item: int | None, where: str, note: str, spent: Seconds) -> None:
-        if len(self._values) < _MAX_VALUES:
-            self._values += (at, kind, self.attempt, item, where, note, spent)
 
 
 @dataclass(slots=True)

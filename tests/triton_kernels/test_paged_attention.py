@@ -5,6 +5,8 @@ In bfloat16 the interpreter's products are not those of a GPU: 16 bits are teste
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,7 +23,7 @@ from support.engine.attention_case import (
     close,
 )
 from triptych.base.machine.device import Device
-from triptych.kernels.paged_attention import PagedQueries, PagedScores, attend
+from triptych.kernels.paged_attention import LAUNCHES, PagedQueries, PagedScores, attend
 from triptych.models.geometry import LayerRule, SpanRule
 
 #: One token alone, exactly one block, the last key alone in its block, and a length of many turns.
@@ -166,3 +168,14 @@ def test_parts_of_decodes_take_memory_for_the_decodes_alone(monkeypatch: pytest.
     case = Case((Chunk(600, 1), Chunk(400, 400)), 2)
     close(case.attend("triton"), case.expected_self())
     assert sizes == [401, 1], "the output, and parts"
+
+
+def test_every_launch_that_make_gpu_measures_computes_the_same(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    from benchmarks.gpu.kernel_launches import measure_launches
+    from benchmarks.gpu.part_page import PartPage
+
+    page = PartPage(tmp_path / "part.md")
+    measure_launches(page, "cpu", torch.float32, small=True)
+    rows = [line.split(" | ")[0] for line in (tmp_path / "part.md").read_text().splitlines() if "," in line]
+    assert rows == [f"| {work}, {launch}" for work in ("decodes", "a prompt's chunk") for launch in LAUNCHES]

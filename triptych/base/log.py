@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 import threading
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import TypedDict, Unpack
+
+from triptych.base.parent import set_variable
 
 _FORMAT = "%(asctime)s %(levelname).1s %(service)s %(name)s: %(message)s"
 #: The most characters of a message and of a traceback, which keeps its end: log collectors cut long lines.
@@ -81,7 +82,7 @@ def setup_logging(service: str, level: str = "info", log_format: str = "text") -
     handler = logging.StreamHandler(sys.stderr)
     # gRPC's C core writes lines of its own, one for everybody who fails to shake hands; what matters in them
     # comes as an exception, too.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE" if log_format == "json" else "ERROR")
+    set_variable("GRPC_VERBOSITY", "NONE" if log_format == "json" else "ERROR")
     if log_format == "json":
         handler.setFormatter(JsonFormatter(service))
         _log_what_python_prints()

@@ -7,6 +7,7 @@ and nothing beyond a sequence's length: what lies there may be NaN.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +57,14 @@ class PagedScores:
     sinks: torch.Tensor | None = None
 
 
+#: Options of a launch that `make gpu` measures, in place of tuning at run time. "default" is Triton's own.
+LAUNCHES: Mapping[str, Mapping[str, int]] = {
+    "default": {},
+    "8 warps": {"num_warps": 8, "num_stages": 3},
+    "2 stages": {"num_warps": 4, "num_stages": 2},
+}
+
+
 def attend(
     query: torch.Tensor,
     keys: torch.Tensor,
@@ -63,6 +72,7 @@ def attend(
     queries: PagedQueries,
     scores: PagedScores,
     out: torch.Tensor,
+    launch: Mapping[str, int] = LAUNCHES["default"],
 ) -> None:
     """Writes the rows of `out` [T, heads, value dim] that `queries` names, of query [T, heads, dim].
 
@@ -95,7 +105,7 @@ def attend(
         GROUP=heads // kv_heads, DIM=dim, VALUE_DIM=value_dim, PAGE=page,
         CAUSAL=scores.causal, WINDOW=scores.window > 0, CHUNK=scores.chunk > 0, SOFTCAP=scores.softcap > 0,
         BIAS=0 if bias is None else bias.dim() - 1, SPANS=spans is not None, WHOLE=scores.whole_spans,
-        SINKS=sinks is not None, SPLIT=parts > 1, **sizes,
+        SINKS=sinks is not None, SPLIT=parts > 1, **sizes, **launch,
     )  # fmt: skip
     if parts > 1:
         _merge[(count, heads)](

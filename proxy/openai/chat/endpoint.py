@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from triptych.base.config import MIB
 from triptych.base.types import PositionLogprobs, TokenLogprob, Usage
@@ -79,6 +79,9 @@ class ApiLimits:
 class CallEndpoint(PostEndpoint[P]):
     """An endpoint whose requests become calls, or questions to PD workers."""
 
+    #: What it does, as OpenTelemetry's conventions for generative models name it; empty: it is not traced.
+    operation: ClassVar[str] = ""
+
     def __init__(self, dispatcher: Dispatcher, queries: PDQueries, limits: ApiLimits) -> None:
         super().__init__(dispatcher.parsers, max_body=limits.max_body)
         self.dispatcher = dispatcher
@@ -100,6 +103,7 @@ def ends(outputs: Sequence[Output]) -> bool:
 class ChatEndpoint(CallEndpoint[tuple[ChatCall, ChatReplyOptions]]):
     """A conversation in; the assistant's next message out."""
 
+    operation = "chat"
     body = ChatBody
 
     def parse(self, request_id: str, content_type: bytes = b"") -> Parse[tuple[ChatCall, ChatReplyOptions]]:

@@ -219,6 +219,7 @@ PromptOutputs = tuple[int, list[Output]]
 class CompletionsEndpoint(CallEndpoint[CompletionRequest]):
     """OpenAI's legacy completions: prompts that no chat template touches."""
 
+    operation = "text_completion"
     body = CompletionBody
 
     def parse(self, request_id: str, content_type: bytes = b"") -> Parse[CompletionRequest]:

@@ -12,7 +12,7 @@ from triptych.base.types import FinishReason, Usage
 from triptych.proxy.call.answer import AnswerPiece, CallBegin, CallPiece, ChoiceReader, ReasoningPiece
 from triptych.proxy.call.chat import Delta, Done, Output, Started
 from triptych.proxy.http.endpoint import HttpReply
-from triptych.proxy.http.json_body import named_event, to_json
+from triptych.proxy.http.json_body import MESSAGES_PATH, named_event, to_json
 from triptych.proxy.openai.chat.endpoint import CallEndpoint, Json, ends
 from triptych.proxy.openai.messages.request import (
     CountTokensBody,
@@ -151,6 +151,7 @@ def _usage(usage: Usage, reasoning_tokens: int) -> Json:
 class MessagesEndpoint(CallEndpoint[MessagesRequest]):
     """Translates to a chat call and back; nothing is kept between requests."""
 
+    operation = "chat"
     body = MessagesBody
 
     def parse(self, request_id: str, content_type: bytes = b"") -> Parse[MessagesRequest]:
@@ -186,3 +187,7 @@ class CountTokensEndpoint(TokenizeEndpoint):
     async def answer(self, request: TokenizeQuery, reply: HttpReply) -> None:
         tokens = (await self.tokenized(request)).token_ids
         await reply.whole(to_json({"input_tokens": len(tokens)}))
+
+
+#: What the front door serves of this edge, by path.
+ENDPOINTS = {MESSAGES_PATH: MessagesEndpoint, f"{MESSAGES_PATH}/count_tokens": CountTokensEndpoint}

@@ -223,6 +223,7 @@ def _usage(usage: Usage, reasoning_tokens: int) -> Json:
 class ResponsesEndpoint(CallEndpoint[ResponsesRequest]):
     """Translates to a chat call and back; nothing is kept between requests."""
 
+    operation = "chat"
     body = ResponsesBody
 
     def parse(self, request_id: str, content_type: bytes = b"") -> Parse[ResponsesRequest]:
@@ -250,3 +251,7 @@ class ResponsesEndpoint(CallEndpoint[ResponsesRequest]):
             await reply.stream(
                 batches, lambda outputs: (b"".join(map(named_event, book.take(outputs))), ends(outputs))
             )
+
+
+#: What the front door serves of this edge, by path.
+ENDPOINTS = {"/v1/responses": ResponsesEndpoint}

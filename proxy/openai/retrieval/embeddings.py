@@ -146,6 +146,7 @@ class EmbeddingsEndpoint(CallEndpoint[EmbeddingRequest]):
     """Inputs in; one vector for each out."""
 
     smaller = "send fewer inputs at once"
+    operation = "embeddings"
     body = EmbeddingBody
 
     def parse(self, request_id: str, content_type: bytes = b"") -> Parse[EmbeddingRequest]:
@@ -200,3 +201,7 @@ class PooledReply:
         }
         before, after = to_json({**head, name: [], "usage": usage}).split(f'"{name}":[]'.encode())
         return b"".join((before, f'"{name}":['.encode(), b",".join(self._parts), b"]", after))
+
+
+#: What the front door serves of this edge, by path.
+ENDPOINTS = {"/v1/embeddings": EmbeddingsEndpoint}

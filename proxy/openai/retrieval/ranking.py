@@ -150,3 +150,10 @@ class ScoreEndpoint(CallEndpoint[PairScoring]):
         for index, score in enumerate(await request.scores(self.dispatcher, current_call(), made.count)):
             made.append(to_json({"index": index, "object": "score", "score": score}))
         await reply.whole(made.body(list_head(f"score-{reply.request_id}", model), "data"))
+
+
+#: What the front door serves of this edge, by path.
+ENDPOINTS = {
+    **dict.fromkeys(("/v1/rerank", "/rerank"), RerankEndpoint),
+    **dict.fromkeys(("/v1/score", "/score"), ScoreEndpoint),
+}

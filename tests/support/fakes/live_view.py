@@ -12,9 +12,9 @@ import msgspec
 from triptych.base.config import ProxyConfig
 from triptych.proxy.live.calls import CallRecord
 from triptych.proxy.live.objects import ClusterHistory, ClusterSnapshot, RequestRow
+from triptych.proxy.live.timeline import RequestTimeline
 from triptych.proxy.quotas.quota import Quota
 from triptych.proxy.quotas.table import quota_specs
-from triptych.proxy.requests.recorder import RequestTimeline
 
 _FILE = Path(__file__).parents[2] / "unit" / "proxy" / "live" / "example_cluster.json"
 EXAMPLE = json.loads(_FILE.read_text())

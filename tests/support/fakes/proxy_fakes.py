@@ -150,9 +150,10 @@ class FakeCluster:
             proxy_id="proxy-test",
             media=media,
             quotas=self.quotas,
-            observer=None if live is None else live.calls,
             **options,
         )
+        if live is not None:
+            self.dispatcher.recorder.subscribe(live.calls)
         api = ApiLimits(8, 16, max_body, timeout, reject)
         await self._open(api, authenticator, front_door, limits, trusted, tracer)
         await self.pool.start()

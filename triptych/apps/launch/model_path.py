@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 from triptych.base.errors import ConfigError
+from triptych.base.parent import set_variable
 
 _DEMO = Path(__file__).resolve().parents[2] / "demo"
 DEMO_MODEL = _DEMO / "model"
@@ -52,8 +52,8 @@ def model_name(path: Path) -> str:
 
 
 def _from_hub(model: str) -> Path:
-    os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", "5")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "0")
+    set_variable("HF_HUB_ETAG_TIMEOUT", "5")
+    set_variable("HF_HUB_DISABLE_PROGRESS_BARS", "0")
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:

@@ -13,6 +13,7 @@ from typing import ParamSpec, TypeVar
 
 from triptych.base.errors import ConfigError
 from triptych.base.machine.resources import requested_cpus, threads_of_one_worker, usable_cpus
+from triptych.base.parent import set_variable
 
 logger = logging.getLogger(__name__)
 
@@ -115,20 +116,20 @@ def library_environment() -> None:
     # Embeddings of all sizes come and go beside a KV cache that has the rest of a GPU: segments that grow
     # leave no gaps which no tensor fits into.
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
-        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+        set_variable("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     # Where processes share cores, a spinning OpenMP thread steals the core that its own barrier waits for.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("KMP_BLOCKTIME", "0")
+    set_variable("OMP_WAIT_POLICY", "PASSIVE")
+    set_variable("KMP_BLOCKTIME", "0")
     # But the threads of one step meet some thousand times a second, and to be woken takes long: they spin for
     # some 60 microseconds first (benchmarks/results/earlier.md).
-    os.environ.setdefault("GOMP_SPINCOUNT", "4000")
+    set_variable("GOMP_SPINCOUNT", "4000")
     # Libraries count the cores of the machine: a pod of 4 CPUs on 64 cores would start a thread for each.
     for name, count in (
         ("OMP_NUM_THREADS", threads_of_one_worker()),
         ("RAYON_NUM_THREADS", usable_cpus()),
         ("TORCHINDUCTOR_COMPILE_THREADS", min(32, usable_cpus())),
     ):
-        os.environ.setdefault(name, str(count))
+        set_variable(name, str(count))
 
 
 def tower_threads(threads: int, cpus: str) -> int:

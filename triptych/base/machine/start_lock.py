@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import time
@@ -24,21 +25,33 @@ class StartLock:
 
     def acquire(self) -> StartLock:
         """Blocks while another process holds it; after the patience, goes on without it, with a warning."""
-        if not self._name:
-            return self
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         deadline = time.monotonic() + self._patience
-        while True:
-            try:
-                self._socket.bind(f"\0triptych-start-{self._name}")
-                return self
-            except OSError:
-                if time.monotonic() >= deadline:
-                    logger.warning("another process still starts on %s: give --device-memory", self._name)
-                    return self
+        while not self.try_acquire(last=time.monotonic() >= deadline):
             time.sleep(POLL_SECONDS)
+        return self
+
+    async def acquired(self) -> None:
+        """As `acquire`, in an event loop."""
+        deadline = time.monotonic() + self._patience
+        while not self.try_acquire(last=time.monotonic() >= deadline):
+            await asyncio.sleep(POLL_SECONDS)
+
+    def try_acquire(self, *, last: bool = False) -> bool:
+        """Whether it is held now, or this process goes on without it, which it does the `last` time."""
+        if not self._name:
+            return True
+        if self._socket is None:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            self._socket.bind(f"\0triptych-start-{self._name}")
+        except OSError:
+            if last:
+                logger.warning("another process still starts on %s: give --device-memory", self._name)
+            return last
+        return True
 
     def release(self) -> None:
         """Lets the next process start. Idempotent."""
         if self._socket is not None:
             self._socket.close()
+            self._socket = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,8 @@ _EMBEDDINGS = ("1080p, 66.8 MB", "448 px, 6.4 MB", "448 px, 0.4 MB")
 _ROWS = {
     "checks": [
         "python", "torch", "transformers", "triton", "CUDA, cuDNN",
-        "tower, one picture", "tower, padded", "20 new shapes of a tower", "all",
+        "tower, one picture", "tower, padded", "20 new shapes of a tower",
+        "no triton is installed", "all",
     ],
     "engines": [
         *(f"decode, batch {n}, context 24, {how}" for how in ("greedy", "sampled") for n in (1, 4)),
@@ -116,3 +119,30 @@ def test_a_case_that_fails_is_on_the_page_and_the_next_one_runs(tmp_path: Path) 
         "",
         "**Cut off** in: second",
     ]
+
+
+def test_without_torch_the_remedy_is_named_before_anything_is_installed() -> None:
+    root = Path(__file__).parents[4]
+    code = "import runpy, sys; sys.modules['torch'] = None; runpy.run_path(sys.argv[1], {}, '__main__')"
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(root / "benchmarks/gpu/find_torch.py")],
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 1
+    assert "has no torch: pip install torch==2.13.0" in found.stderr
+    rule = (root / "Makefile").read_text().partition(".venv-gpu/.installed:")[2].splitlines()
+    assert rule[1].strip() == "$(PYTHON) benchmarks/gpu/find_torch.py", "it is the first line"
+
+
+def test_the_program_says_what_torch_lacks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    import torch
+
+    from benchmarks.gpu.__main__ import main
+
+    if torch.cuda.is_available():
+        pytest.skip("this torch lacks nothing")
+    page = tmp_path / "gpu.md"
+    assert main(["checks", "--page", str(page)]) == 2
+    assert not page.exists()
+    assert "make gpu: torch" in capsys.readouterr().err

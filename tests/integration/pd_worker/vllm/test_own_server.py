@@ -7,8 +7,10 @@ import json
 import os
 import socket
 import stat
+import subprocess
 import sys
 from ast import literal_eval
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,9 +19,13 @@ from support.data.checkpoints import build_checkpoint
 from support.waiting import until
 from triptych.base.config import GIB, PDConfig
 from triptych.base.errors import ConfigError
+from triptych.base.machine.device_probe import ProbedGpu
+from triptych.base.machine.start_lock import StartLock
+from triptych.base.parent import PARENT_VARIABLE
 from triptych.integrations.vllm.options import parse_options
 from triptych.models.identity import model_identity
 from triptych.pd_worker.vllm import own_server
+from triptych.pd_worker.vllm.gpus import EngineGpus
 from triptych.pd_worker.vllm.own_server import OwnServer, server_args, with_dtype
 
 STORE = "redis://user:secret@127.0.0.1:6379/0"
@@ -88,7 +94,7 @@ async def test_one_that_has_served_and_ends_is_started_again(tmp_path: Path) -> 
     program, stop = Program(tmp_path, LISTENS), asyncio.Event()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    server = OwnServer([str(program.path), "--port", str(port)], "cpu", port)
+    server = OwnServer([str(program.path), "--port", str(port)], port, EngineGpus(PDConfig()))
     running = asyncio.create_task(server.run(stop))
     try:
         await until(lambda: server.served, "the first server")
@@ -121,11 +127,11 @@ def test_the_connector_takes_the_configuration_that_it_is_given(checkpoint: Path
     assert options.store == STORE
     expected = model_identity(checkpoint, dtype=config.dtype, revision="", quantization="none").namespace
     assert options.namespaces == (expected,)
-    assert words[words.index("--gpu-memory-utilization") + 1] == "0.250"
+    assert words[words.index("--gpu-memory-utilization") + 1] == "0.247", "embeddings are beside it"
     for flag, value in (
         ("--max-num-seqs", "7"),
         ("--max-model-len", "99"),
-        ("--kv-cache-memory-bytes", str(GIB)),
+        ("--kv-cache-memory-bytes", str(GIB // 2)),
         ("--tensor-parallel-size", "2"),
     ):
         assert words[words.index(flag) + 1] == value
@@ -142,3 +148,153 @@ def test_the_stores_address_is_for_its_user_alone(checkpoint: Path, tmp_path: Pa
             return [stat.S_IMODE(file.stat().st_mode), stat.S_IMODE(file.parent.stat().st_mode)]
 
     assert asyncio.run(modes()) == [0o600, 0o700]
+
+
+def test_what_is_not_given_is_vllms_own(checkpoint: Path, tmp_path: Path) -> None:
+    words = server_args(config_of(checkpoint), 8123, str(tmp_path / "store"), 80 * GIB)
+    assert words[words.index("--max-model-len") + 1] == "auto"
+    assert "--skip-mm-profiling" in words, "its tower never computes"
+    for flag in ("--max-num-seqs", "--limit-mm-per-prompt", "--gpu-memory-utilization"):
+        assert flag not in words
+
+
+def test_limits_of_items_are_those_of_the_door(checkpoint: Path, tmp_path: Path) -> None:
+    limits = '{"image": 4, "video": 0}'
+    config = config_of(checkpoint, limit_mm_per_prompt=limits)
+    words = server_args(config, 8123, str(tmp_path / "store"), 0)
+    assert words[words.index("--limit-mm-per-prompt") + 1] == limits
+
+
+#: A worker's process: what its command line sets up, then a vLLM of its own that writes its environment.
+WORKER = """
+import asyncio, os, sys
+from triptych.base.config import PDConfig
+from triptych.base.cpu.threads import library_environment
+from triptych.base.log import setup_logging
+from triptych.base.parent import set_variable
+
+setup_logging("pd-0")
+library_environment()
+set_variable("OPENBLAS_NUM_THREADS", "1", replace=True)
+assert "KMP_BLOCKTIME" in os.environ
+from triptych.pd_worker.vllm.gpus import EngineGpus
+from triptych.pd_worker.vllm.own_server import OwnServer
+
+config = PDConfig(device=sys.argv[2], tensor_parallel=int(sys.argv[3]), device_memory=1)
+asyncio.run(OwnServer([sys.argv[1]], 1, EngineGpus(config)).run(asyncio.Event()))
+"""
+WRITES = """#!{python}
+import json, os
+with open({log!r}, "w") as log:
+    json.dump(dict(os.environ), log)
+"""
+
+
+def environment_of_vllm(folder: Path, given: dict[str, str], *words: str) -> dict[str, str]:
+    """What a worker's vLLM has, where the worker was given `given`."""
+    program, log = folder / "vllm", folder / "environment"
+    program.write_text(WRITES.format(python=sys.executable, log=str(log)))
+    program.chmod(0o755)
+    command = [sys.executable, "-c", WORKER, str(program), *words]
+    subprocess.run(command, env=given, check=True, timeout=120)
+    found: dict[str, str] = json.loads(log.read_text())
+    return found
+
+
+@pytest.mark.parametrize("own", [{}, {"OMP_WAIT_POLICY": "ACTIVE", "OPENBLAS_NUM_THREADS": "7"}])
+def test_its_environment_is_the_one_that_the_worker_was_given(tmp_path: Path, own: dict[str, str]) -> None:
+    given = {**os.environ, **own}
+    for name in ("PYTORCH_ALLOC_CONF", "OMP_NUM_THREADS", "GRPC_VERBOSITY", PARENT_VARIABLE):
+        given.pop(name, None)
+    found = environment_of_vllm(tmp_path, given, "cpu", "1")
+    assert int(found.pop(PARENT_VARIABLE)) > 0
+    # Set by Python itself where the locale is C.
+    given.setdefault("LC_CTYPE", found.get("LC_CTYPE", ""))
+    found.setdefault("LC_CTYPE", "")
+    assert found == given
+
+
+def test_it_sees_the_gpus_of_its_ranks_in_the_workers_own_list(tmp_path: Path) -> None:
+    given = {**os.environ, "CUDA_VISIBLE_DEVICES": "4,5,GPU-6,7"}
+    assert environment_of_vllm(tmp_path, given, "cuda:2", "2")["CUDA_VISIBLE_DEVICES"] == "GPU-6,7"
+    del given["CUDA_VISIBLE_DEVICES"]
+    assert environment_of_vllm(tmp_path, given, "cuda:2", "2")["CUDA_VISIBLE_DEVICES"] == "2,3"
+
+
+class FakeGpus(EngineGpus):
+    """The GPUs of a machine without any, locked by a name of the test's."""
+
+    def __init__(self, config: PDConfig, name: str, free: int = 80 * GIB) -> None:
+        gpus = [ProbedGpu(f"cuda:{index}", free, 80 * GIB) for index in range(8)]
+        super().__init__(config, lambda flag: gpus)
+        self._name = name
+
+    def names(self) -> list[str]:
+        return [f"{self._name}-{device}" for device in self._devices]
+
+
+def own_gpus(folder: Path, **flags: object) -> FakeGpus:
+    return FakeGpus(PDConfig(device="cuda:1", tensor_parallel=2, **flags), folder.name)  # type: ignore[arg-type]
+
+
+async def test_others_start_on_its_gpus_once_it_listens(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    program = Program(tmp_path, f"while not os.path.exists({str(gate)!r}): time.sleep(0.01)\n{LISTENS}")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    gpus = own_gpus(tmp_path)
+    server = OwnServer([str(program.path), "--port", str(port)], port, gpus)
+    running = asyncio.create_task(server.run(asyncio.Event()))
+    try:
+        await until(lambda: len(program.pids) == 1)
+        others = [StartLock(name) for name in gpus.names()]
+        assert len(others) == 2
+        assert not any(other.try_acquire() for other in others), "it starts"
+        gate.touch()
+        await until(lambda: server.served, "the server")
+        assert all(other.try_acquire() for other in others), "it listens"
+        for other in others:
+            other.release()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_its_start_waits_for_that_of_another_worker_on_one_of_its_gpus(tmp_path: Path) -> None:
+    program, gpus = Program(tmp_path, LISTENS), own_gpus(tmp_path)
+    other = StartLock(gpus.names()[1])
+    assert other.try_acquire()
+    server = OwnServer([str(program.path), "--port", "1"], 1, gpus)
+    running = asyncio.create_task(server.run(asyncio.Event()))
+    try:
+        first = StartLock(gpus.names()[0])
+        # It holds its first lock: it has come to wait for the second.
+        await until(lambda: not _free(first))
+        assert not program.pids
+        other.release()
+        await until(lambda: len(program.pids) == 1)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert first.try_acquire(), "a worker that ends leaves no lock"
+    first.release()
+
+
+def _free(lock: StartLock) -> bool:
+    try:
+        return lock.try_acquire()
+    finally:
+        lock.release()
+
+
+async def test_it_does_not_start_beside_a_process_that_holds_memory_of_the_gpu(tmp_path: Path) -> None:
+    program, stop = Program(tmp_path, LISTENS), asyncio.Event()
+    config = PDConfig(device="cuda:1")
+    server = OwnServer([str(program.path)], 1, FakeGpus(config, tmp_path.name, free=60 * GIB))
+    await server.run(stop)
+    assert stop.is_set() and not program.pids
+    assert "another process holds memory of cuda:1: 60.0 GiB of 80.0 GiB are free" in server.failed
+    assert "give --device-memory" in server.failed
+    given = FakeGpus(replace(config, device_memory=GIB), tmp_path.name, free=60 * GIB)
+    await given.claim()
+    assert given.names() == [], "workers with shares start together"

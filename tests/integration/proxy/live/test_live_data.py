@@ -270,7 +270,7 @@ async def test_without_the_page_there_are_no_live_data(cluster: FakeCluster) -> 
             async with web.get(path) as reply:
                 assert reply.status == 404
     await cluster.ask(user("?"))
-    assert cluster.dispatcher._recorder._calls is None
+    assert cluster.dispatcher.recorder._subscribers == ()
 
 
 async def test_records_of_many_requests_are_bounded(live: Watched) -> None:

@@ -18,6 +18,7 @@ from triptych.apps.launch.plan.devices import Gpu, Need, find_devices, place_wor
 from triptych.apps.launch.plan.memory import check_memory, gpu_needs, place_on_gpus
 from triptych.base.config import CPU_SHARE, CUDA_CONTEXT_BYTES, GIB, ServeConfig
 from triptych.base.errors import ConfigError
+from triptych.base.machine.device_probe import probe_devices
 
 
 def _config(*words: str, store_memory: int = 0) -> ServeConfig:
@@ -167,7 +168,7 @@ def test_no_device_is_given_away_twice_and_nobody_gets_less_than_it_needs() -> N
 @pytest.mark.parametrize("words", ["print('?')", "raise SystemExit(3)", "print('[1]')"])
 def test_a_probe_that_fails_is_an_error_of_the_flag(words: str):
     with pytest.raises(ConfigError, match="--device cuda: the GPUs cannot be queried"):
-        find_devices("cuda", ((sys.executable, "-c", words)))
+        probe_devices("cuda", ((sys.executable, "-c", words)))
 
 
 def test_the_real_probe_says_what_torch_finds():

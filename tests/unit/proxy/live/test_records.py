@@ -22,7 +22,7 @@ from triptych.proxy.live.statistics import (
     percentile,
     read_counts,
 )
-from triptych.proxy.requests.recorder import RequestTimeline
+from triptych.proxy.live.timeline import RequestTimeline
 from triptych.proxy.workers import Worker
 
 

@@ -24,9 +24,10 @@ from triptych.proxy.events import (
     MissReported,
 )
 from triptych.proxy.live.objects import StageSpan, Waterfall
+from triptych.proxy.live.timeline import TIMED_ITEMS, RequestTimeline
 from triptych.proxy.live.waterfall import waterfall
 from triptych.proxy.requests.instructions import EndAttempt, StartJobs, Submit
-from triptych.proxy.requests.recorder import TIMED_ITEMS, Event, RequestTimeline
+from triptych.proxy.requests.recorder import Event
 
 START, PD, PD2, ENCODER = 100.0, "pd:1", "pd:2", "encoder:1"
 PLAN = make_plan(rows=4, width=8)

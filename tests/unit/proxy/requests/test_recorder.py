@@ -68,8 +68,9 @@ class Recorded:
         call = ChatCall("mine", "m", (), SamplingParams(), 1.0, n=2)
         self.choices = make_choices(call, 1, 0.0)
         self.first, self.second = self.choices.requests
-        observer = self.watcher if watched else None
-        self.recorder = Recorder(self.metrics, self.clock, lambda name: name, observer)
+        self.recorder = Recorder(self.metrics, self.clock, lambda name: name)
+        if watched:
+            self.recorder.subscribe(self.watcher)
         tracer, self.kept = kept_tracer(ratio or 1.0, clock=self.clock)
         self.recorder.open(self.choices, None if ratio is None else ServerSpan(tracer, None, "chat", {}))
 

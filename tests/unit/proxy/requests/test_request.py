@@ -28,12 +28,13 @@ from triptych.proxy.events import (
     Lost,
     RequestEvent,
 )
+from triptych.proxy.live.timeline import RequestTimeline
 from triptych.proxy.media.source import ItemMedia
 from triptych.proxy.quotas.quota import Quota, QuotaSpec
 from triptych.proxy.requests.instructions import Submit, TellJobs
 from triptych.proxy.requests.item_supply import StoreWait, held_keys
 from triptych.proxy.requests.lifecycle import Lifecycle
-from triptych.proxy.requests.recorder import Event, RequestTimeline
+from triptych.proxy.requests.recorder import Event
 from triptych.proxy.requests.request import STEP, Choices, OutputQueue, ReplyMemory
 from triptych.proxy.splitter import SplitItem
 

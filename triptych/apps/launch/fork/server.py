@@ -26,7 +26,7 @@ from typing import TypedDict
 from triptych.base.cpu.threads import library_environment
 from triptych.base.errors import ConfigError
 from triptych.base.log import setup_logging
-from triptych.base.parent import PARENT_VARIABLE, die_with_parent
+from triptych.base.parent import PARENT_VARIABLE, die_with_parent, set_variable
 
 #: What workers import besides the model's code, without gRPC.
 _ALSO = ("transformers.models.auto.tokenization_auto", "triptych.models.identity", "triptych.apps.cli")
@@ -56,7 +56,7 @@ def import_all(model: Path) -> None:
     """Imports what the model's workers import. No gRPC: it does not survive a fork."""
     library_environment()
     # The one library that starts threads when it is imported; workers need no BLAS but torch's.
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    set_variable("OPENBLAS_NUM_THREADS", "1", replace=True)
     from triptych.models.preload import preload, quick_imports
 
     with quick_imports():

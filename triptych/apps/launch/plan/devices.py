@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from triptych.base.config import CUDA_SHARE, format_size
 from triptych.base.errors import ConfigError
-
-#: Timeout of a process that imports torch and opens every GPU of a large machine.
-_PROBE_SECONDS = 180.0
-_PROBE = (sys.executable, "-m", "triptych.apps.launch.plan.device_probe")
+from triptych.base.machine.device_probe import ProbedGpu, probe_devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +49,9 @@ class Share:
     ranks: int = 1
 
 
-def find_devices(flag: str, command: Sequence[str] = _PROBE) -> list[Gpu]:
+def find_devices(flag: str, probe: Callable[[str], Sequence[ProbedGpu]] = probe_devices) -> list[Gpu]:
     """The devices that --device `cuda` or `cuda:N` selects; ConfigError if there are none."""
-    try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=True)
-        gpus = [Gpu(str(one["name"]), int(one["free"])) for one in json.loads(run.stdout)]
-    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"--device {flag}: the GPUs cannot be queried ({type(error).__name__})") from error
+    gpus = [Gpu(one.name, one.free) for one in probe(flag)]
     selected = [device for device in gpus if flag in ("cuda", device.name)]
     if not selected:
         names = ", ".join(device.name for device in gpus) or "no CUDA device"

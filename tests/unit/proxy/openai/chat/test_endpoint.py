@@ -8,6 +8,7 @@ import msgspec
 
 from triptych.base.config import ProxyConfig
 from triptych.base.errors import Unavailable
+from triptych.base.metrics import ProxyMetrics
 from triptych.base.types import FinishReason, Usage
 from triptych.proxy.call.chat import Delta, Done, Output, Started, Timings
 from triptych.proxy.openai.chat.endpoint import ApiLimits, ChatEndpoint, ChatStream
@@ -57,6 +58,7 @@ class Queued:
         self.quotas = QuotaTable(quota_specs(ProxyConfig()))
         self.parsers = Parsers(self.quotas["parser"], self.quotas["parser-processes"])
         self.output = OutputQueue()
+        self.metrics = ProxyMetrics()
         self.closed = False
 
     def resolve_model(self, name: str) -> str:
@@ -75,12 +77,12 @@ class Queued:
 
 class Client:
     """One client of a streamed chat: what it has been sent, and the answer's task. `fail_at`: the part that
-    meets a closed connection."""
+    meets a closed connection. `extra`: further fields of its body."""
 
-    def __init__(self, dispatcher: Queued, fail_at: int = 1000) -> None:
+    def __init__(self, dispatcher: Queued, fail_at: int = 1000, extra: bytes = b"") -> None:
         self.parts: list[bytes] = []
         self._fail_at = fail_at
-        self._body = [{"type": "http.request", "body": BODY % b""}]
+        self._body = [{"type": "http.request", "body": BODY % extra}]
         endpoint = ChatEndpoint(dispatcher, None, ApiLimits())  # type: ignore[arg-type]
         scope = {"type": "http", "method": "POST", "headers": []}
         self.answer = asyncio.create_task(endpoint(scope, self._receive, self._send))
