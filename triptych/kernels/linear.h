@@ -55,7 +55,7 @@ constexpr int kSums = 6, kTileRows = 16;
 constexpr int kPlainOuts = 32;
 
 // Rows from which on they are packed into tiles, and bytes of weights that stay in the second cache beside them.
-constexpr int kManyRows = 33, kManyBytes = 256 << 10;
+constexpr int kManyRows = 33, kManyBytes = 512 << 10;
 // Blocks [first, last) of outputs that a thread takes at once of many rows.
 struct ManyBlocks {
   int first, last;

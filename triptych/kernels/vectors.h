@@ -91,11 +91,6 @@ INLINE void FromFloat(float value, uint16_t *to) {
   *to = value != value ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 // Alike, a vector's numbers.
-#ifdef BF16_DOTS
-INLINE void Store(uint16_t *to, Vec vector) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), (__m256i)_mm512_cvtneps_pbh((__m512)vector));
-}
-#else
 INLINE void Store(uint16_t *to, Vec vector) {
   typedef uint32_t Bits __attribute__((vector_size(LANES * 4)));
   typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
@@ -103,7 +98,6 @@ INLINE void Store(uint16_t *to, Vec vector) {
   Halves halves = __builtin_convertvector(vector == vector ? rounded : Bits{} + 0x7fc0, Halves);
   memcpy(to, &halves, sizeof halves);
 }
-#endif
 
 // e to the power of x <= 80, within 2 units in the last place; below -87 as at -87. A NaN stays.
 INLINE Vec Exp(Vec x) {
