@@ -27,7 +27,7 @@ from triptych.models.identity import model_identity
 def test_every_flag_of_a_service_is_in_its_help_with_its_variable(command):
     configs = {"proxy": ProxyConfig, "encoder": EncoderConfig, "pd": PDConfig, "serve": ServeConfig}
     config = configs.get(command, ClusterConfig)
-    text = CliRunner().invoke(app, [command, "--help"]).output
+    text = CliRunner().invoke(app, [command, "--help-all"]).output
     for flag in flags_of(config):
         assert flag.option in text or flag.negation in text
         assert f"TRIPTYCH_{flag.name.upper()}" in text.replace("\n", " ").replace(" " * 34, "")
