@@ -130,7 +130,7 @@ def side() -> None:
 
 
 def _engine() -> tuple[Callable[[int], float], Callable[[], float]]:
-    """CPU seconds of a step in which so many requests decode, and of a request of 8 tokens among others."""
+    """CPU seconds of a step by its number of decoding requests, and of a request of 8 tokens among others."""
     import torch
 
     from benchmarks.gpu.engine_rounds import make_engine, make_requests
