@@ -10,7 +10,6 @@ import pytest
 
 from support.engine.engine_requests import Make, ModellessEngine, finished, make_request
 from triptych.pd_worker.core.outputs import SchedulerOutput
-from triptych.pd_worker.core.request_events import NewTokens
 from triptych.pd_worker.core.step_shares import CROWD_ROWS, FIRST_TOKENS, StepShares
 
 CROWD = Counter(a=CROWD_ROWS, b=1)
@@ -120,10 +119,10 @@ def test_a_crowd_goes_on_where_what_others_begin_cannot(make):
 
 def test_an_engine_with_one_tenant_computes_all_in_each_step(make):
     engine = crowded(make)
-    begun = len(engine.of(NewTokens))
+    begun = len(engine.of("tokens"))
     for _ in range(10):
         engine.step(seconds=lasting)
-    assert len(engine.of(NewTokens)) - begun == 320
+    assert len(engine.of("tokens")) - begun == 320
     end(engine)
 
 
