@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from triptych.base.config import ServiceConfig
 from triptych.base.config.tls import TlsFiles, read_internal_token
 from triptych.base.errors import ConfigError
 from triptych.store.keys import EMBEDDING_TTL
@@ -92,11 +93,13 @@ def _token(file: str) -> str:
 
 def _tls(extra: Mapping[str, object]) -> TlsFiles | None:
     paths = {name: _text(extra, f"tls_{name}", "") for name in _TLS_FILES}
-    name = _text(extra, "tls_name", "")
-    if not any((name, *paths.values())):
+    name = _text(extra, "tls_name", ServiceConfig().tls_name)
+    if not any(paths.values()):
         return None
     if not all((name, *paths.values())):
-        raise ConfigError(f"{_WHERE}: tls_cert_file, tls_key_file, tls_ca_file and tls_name go together")
+        raise ConfigError(
+            f"{_WHERE}: tls_cert_file, tls_key_file and tls_ca_file go together, with a tls_name"
+        )
     return TlsFiles(paths["cert_file"], paths["key_file"], paths["ca_file"], name)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from triptych.base.config import ServiceConfig
 from triptych.base.errors import ConfigError
 from triptych.base.vllm_classes import CLASSES
 from triptych.integrations.vllm.engine import adopt_logging, check_engine, row_width, shares_a_process
@@ -67,7 +68,9 @@ def test_certificates_of_services_go_together():
     tls = parse_options(NEEDED | files).tls
     assert tls is not None and (tls.cert, tls.key, tls.ca, tls.name) == ("c", "k", "a", "triptych")
     assert parse_options(NEEDED).tls is None
-    for name in files:
+    given = parse_options(NEEDED | {name: file for name, file in files.items() if name != "tls_name"})
+    assert given.tls is not None and given.tls.name == ServiceConfig().tls_name
+    for name in ("tls_cert_file", "tls_key_file", "tls_ca_file"):
         some = {key: value for key, value in files.items() if key != name}
         with pytest.raises(ConfigError, match="go together"):
             parse_options(NEEDED | some)
