@@ -241,13 +241,18 @@ class Embeddings:
         self._reading = asyncio.Semaphore(_VERIFIED_AT_ONCE)
 
     async def missing(
-        self, plans: Iterable[ItemPlan], *, verify: bool = False, on_way: Collection[str] = ()
+        self,
+        plans: Iterable[ItemPlan],
+        *,
+        verify: bool = False,
+        on_way: Collection[str] = (),
+        away_is_missing: bool = False,
     ) -> dict[str, str]:
         """The keys without a usable value, each with the digest of a damaged one, or "".
 
         With `verify` all values are read whole: a damaged body has an intact header. Those of `on_way`, which
-        an encoder worker has computed and may still be saving, are waited for a moment; where the store does
-        not answer, they are missing at once: they are encoded again.
+        an encoder worker has computed and may still be saving, are waited for a moment. `away_is_missing`:
+        where the store does not answer, all are missing, since they can be had without it.
         """
         pause, began = _FIRST_PAUSE, time.monotonic()
         left = list(plans)
@@ -256,8 +261,8 @@ class Embeddings:
                 found = await self._missing(left, verify)
             except StoreUnavailable as error:
                 logger.warning("items cannot be looked up, trying again: %s", error)
-                if lost := {plan.mm_hash: "" for plan in left if plan.mm_hash in on_way}:
-                    return lost
+                if away_is_missing:
+                    return {plan.mm_hash: "" for plan in left}
             else:
                 coming = {key for key, damaged in found.items() if key in on_way and not damaged}
                 if not coming or time.monotonic() > began + SAVING_SECONDS:

@@ -212,7 +212,9 @@ class RequestRun:
             looked = [p for p in self._plans.values() if self._verify or p.mm_hash not in served]
             missing = {}
             if looked:
-                missing = await self._ports.embeddings.missing(looked, verify=self._verify, on_way=served)
+                missing = await self._ports.embeddings.missing(
+                    looked, verify=self._verify, on_way=served, away_is_missing=direct is not None
+                )
             self._ports.looked_up(len(self._plans), len(missing))
             self._verify = False
             if not missing:

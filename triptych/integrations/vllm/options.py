@@ -97,9 +97,7 @@ def _tls(extra: Mapping[str, object]) -> TlsFiles | None:
     if not any(paths.values()):
         return None
     if not all((name, *paths.values())):
-        raise ConfigError(
-            f"{_WHERE}: tls_cert_file, tls_key_file and tls_ca_file go together, with a tls_name"
-        )
+        raise ConfigError(f"{_WHERE}: tls_cert_file, tls_key_file, tls_ca_file go together, with a tls_name")
     return TlsFiles(paths["cert_file"], paths["key_file"], paths["ca_file"], name)
 
 

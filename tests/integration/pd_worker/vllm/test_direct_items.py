@@ -148,6 +148,8 @@ async def test_what_an_encoder_has_computed_is_waited_for_while_it_is_saved() ->
 
 async def test_without_the_store_what_an_encoder_had_is_encoded_again_at_once() -> None:
     store = SlowStore(StoreUnavailable("away"))
-    assert await Embeddings(store).missing(PLANS, verify=True, on_way={PLANS[0].mm_hash}) == {
-        PLANS[0].mm_hash: ""
-    }
+    found = await Embeddings(store).missing(PLANS, verify=True, away_is_missing=True)
+    assert found == {one.mm_hash: "" for one in PLANS}
+    waits = SlowStore(StoreUnavailable("away"), Missing("gone"))
+    assert await Embeddings(waits).missing([PLANS[0]], verify=True) == {PLANS[0].mm_hash: ""}
+    assert not waits._results, "without another path it is asked again"
