@@ -202,9 +202,8 @@ class ScriptedServer:
 
     def _connector(self, asked: object) -> dict[str, Any]:
         """What a connector adds to the answer."""
-        tickets = SourceTickets(self.token) if self.token else None
-        said = tickets and tickets.answer(asked, encrypted=self.encrypted)
-        return {"ec_transfer_params": said} if said else {}
+        said = SourceTickets(self.token).answer(asked, encrypted=self.encrypted) if self.token else None
+        return {} if said is None else {"ec_transfer_params": said}
 
     def _refusal(self, body: Mapping[str, Any]) -> str:
         """As vLLM 0.32 refuses scores in a stream, after a number of sequences that it cannot compute."""

@@ -206,8 +206,10 @@ class _SchedulerSide:
             self._loader.forget(request.request_id)
         if self.park is not None:
             self.park.finished(request.request_id)
-        answer = self._tickets and self._tickets.answer(request.ec_transfer_params, encrypted=self._encrypted)
-        if answer or not self._is_producer:
+        answer: dict[str, Any] | None = None
+        if self._tickets is not None:
+            answer = self._tickets.answer(request.ec_transfer_params, encrypted=self._encrypted)
+        if answer is not None or not self._is_producer:
             return answer
         return collect_ec_item_metadata(request.mm_features, self._resolver) or None
 
