@@ -175,7 +175,7 @@ class WorkerPool(KnownWorkers):
             snapshot = await self._ask_registry()
         except (TriptychError, TimeoutError) as error:
             if self.store_ok:
-                logger.warning("the store does not answer: %s", error)
+                logger.warning("the store does not answer: %s", str(error) or "no reply in time")
                 for watch in self._watches.values():
                     watch.doubt.set()
             self.store_ok = False

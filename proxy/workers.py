@@ -196,7 +196,10 @@ class KnownWorkers:
         """
         models = self.models()
         if not models:
-            raise Unavailable("no PD worker has registered yet", retry_after=RETRY_AFTER)
+            raise Unavailable(
+                "no PD worker has registered yet: wait while it loads, or start one, `triptych pd MODEL`",
+                retry_after=RETRY_AFTER,
+            )
         if not name and len(models) == 1:
             return models[0]
         if not name:

@@ -7,7 +7,7 @@ import logging
 import re
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -17,43 +17,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from triptych.base.config import format_size
 from triptych.base.errors import InternalError, InvalidRequest, MethodNotAllowed, RequestError, TooLarge
 from triptych.base.log import log_fields
-from triptych.base.request import unknown_field
+from triptych.proxy.http.field_names import ignored_header, names_of
 from triptych.proxy.http.json_body import FEW_VALUES, count_values, error_event, error_json, retry_after
 from triptych.proxy.parsing.parse import Parse
 from triptych.proxy.parsing.parsers import INLINE_BYTES, THREAD_BYTES, Parsers
 from triptych.proxy.quotas.current_call import current_call
 from triptych.proxy.quotas.quota import Quota
-
-HEADER = b"x-triptych-ignored-fields"
-#: Fields of OpenAI and vLLM that change nothing here, which is said in docs/api.md: they are never refused.
-WITHOUT_EFFECT = frozenset(
-    (
-        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prediction"),
-        *("reasoning_effort", "verbosity", "priority", "request_id", "length_penalty", "early_stopping"),
-        "guided_decoding_backend",
-    )
-)
-_MAX_NAMES = 16
-_MAX_BYTES = 512
-_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
-
-
-def names_of(raw: bytes) -> Collection[str]:
-    """The members of a JSON object, whose values are passed over."""
-    return _members.decode(raw).keys()
-
-
-def ignored_header(
-    names: Iterable[str], known: Collection[str], *, reject: bool
-) -> tuple[tuple[bytes, bytes], ...]:
-    """The header that names those that are not `known`, if any; InvalidRequest with `reject`."""
-    ignored = [name for name in names if name not in known]
-    for name in ignored:
-        if reject and name not in WITHOUT_EFFECT:
-            raise unknown_field(name, known, "leave it out (--unknown-fields)")
-    shown = ", ".join(re.sub(r"[^!-+\--~]", "?", name[:64]) for name in ignored[:_MAX_NAMES])
-    return ((HEADER, shown.encode()[:_MAX_BYTES]),) if ignored else ()
-
 
 logger = logging.getLogger(__name__)
 

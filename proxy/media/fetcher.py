@@ -150,7 +150,7 @@ MAX_TRIES = 3
 FIRST_BACKOFF = 0.25
 #: One message for hosts without an address and with a forbidden one, so that clients cannot probe the
 #: operator's network with it.
-REFUSED = "has no public address"
+REFUSED = "has no public address: send the file in a data: URL"
 
 
 @dataclass(frozen=True, slots=True)

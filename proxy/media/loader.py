@@ -53,7 +53,10 @@ class MediaFolder:
         nothing about files outside the folder.
         """
         if not self._folder:
-            raise InvalidRequest(f"{param}: file: URLs are not served here", param=param)
+            raise InvalidRequest(
+                f"{param}: file: URLs are not served here (--allowed-media-folder): send a data: URL",
+                param=param,
+            )
         refusal = InvalidRequest(f"{param}: no such file below the folder that is served", param=param)
         try:
             real = os.path.realpath(path)
@@ -91,6 +94,9 @@ def _read(descriptor: int, limit: int) -> bytes:
 _NAMES = {ImagePart: "the picture", VideoPart: "the video", AudioPart: "the audio file"}
 #: Largest item that encoder workers accept.
 LARGEST_MEDIA = 64 << 20
+#: The longest line of base64 that is broken into lines, and the text that is joined at once.
+_LINE_BYTES = 256
+_PIECE = 1 << 20
 
 
 class MediaLoader:
@@ -189,8 +195,23 @@ def make_loader(config: ProxyConfig, metrics: ProxyMetrics, quotas: QuotaTable |
 
 
 def decode_base64(text: str | memoryview, param: str) -> bytes:
-    """The bytes of strict base64; InvalidRequest names `param`."""
+    """The bytes of base64, in one line or in many; InvalidRequest names `param`."""
     try:
         return pybase64.b64decode(text, validate=True)
     except ValueError as error:
-        raise InvalidRequest(f"{param}: bad base64 content: {error}", param=param) from None
+        if "\n" in (start := _text(text[:_LINE_BYTES])):
+            return decode_base64(_one_line(text), param)
+        url_safe = "-" in start or "_" in start
+        advice = ": the URL-safe alphabet is not read, send + and / in place of - and _" if url_safe else ""
+        raise InvalidRequest(f"{param}: bad base64 content: {error}{advice}", param=param) from None
+
+
+def _text(text: str | memoryview) -> str:
+    return text if isinstance(text, str) else bytes(text).decode("ascii", "replace")
+
+
+def _one_line(text: str | memoryview) -> str:
+    """The text without line breaks, which base64(1) and MIME put after 76 characters."""
+    # A piece at a time: others have the interpreter's lock in between.
+    pieces = (_text(text[at : at + _PIECE]) for at in range(0, len(text), _PIECE))
+    return "".join(piece.replace("\n", "").replace("\r", "") for piece in pieces)

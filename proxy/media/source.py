@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import re
 from collections.abc import AsyncIterator, Callable
@@ -29,6 +30,8 @@ _UNSAFE = re.compile(r"[\x00-\x20\x7f\\\ud800-\udfff]")
 #: Last labels that some resolvers read as a number: 127.1, 0x7f.1, 2130706433, 017700000001.
 _NUMBER = re.compile(r"(0x[0-9a-f]*|[0-9]+)", re.IGNORECASE)
 _HOST = re.compile(r"[a-z0-9_.-]{1,254}")
+#: What paths of a client's machine begin with, and names of files are.
+_PATH = re.compile(r"(~?/|\.{1,2}/|[A-Za-z]:\\)(?!/)|[^/:]{1,128}\.[A-Za-z0-9]{2,4}$")
 
 #: Bytes that `image_format` and `video_format` look at.
 MAGIC_BYTES = 32
@@ -70,7 +73,20 @@ def parse_media_url(url: str, param: str, kind: MediaKind) -> str | WebUrl | Fil
         return WebUrl(url, parse_web_url(url, param))
     if scheme == "file":
         return FileUrl(_file_path(url, param))
-    raise InvalidRequest(f"{param} must be a data:, http:, https: or file: URL", param=param)
+    raise InvalidRequest(f"{param} must be a data:, http: or https: URL{_meant(url, kind)}", param=param)
+
+
+def _meant(text: str, kind: MediaKind) -> str:
+    """What a text that is no URL seems to be, and what to send in its place."""
+    try:
+        head = base64.urlsafe_b64decode(text[: 2 * MAGIC_BYTES].replace("+", "-").replace("/", "_"))
+    except ValueError:
+        head = b""
+    if kind.format_of(head) is not None:
+        return f": this is base64, put data:{kind.example};base64, before it"
+    if _PATH.match(text[:_DATA_HEAD]):
+        return f", not a path: send the file itself as data:{kind.example};base64,…"
+    return ""
 
 
 def _data_content(url: str, param: str, kind: MediaKind) -> str:

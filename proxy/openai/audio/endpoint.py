@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterable
 from contextlib import aclosing
 
+from triptych.base.errors import InvalidRequest
 from triptych.proxy.http.endpoint import HttpReply
 from triptych.proxy.http.json_body import DONE, event, to_json
 from triptych.proxy.openai.audio.chat_transcriber import ChatTranscriber
@@ -128,9 +129,16 @@ class AudioEndpoint(CallEndpoint[TranscriptionRequest]):
     async def answer(self, request: TranscriptionRequest, reply: HttpReply) -> None:
         model = self.dispatcher.resolve_model(request.call.model)
         transcriber: Transcriber | ChatTranscriber
-        if self.dispatcher.kind(model).encoder_decoder:
+        kind = self.dispatcher.kind(model)
+        if kind.encoder_decoder:
             transcriber = Transcriber(self.dispatcher, self.queries, model, request)
         else:
+            if kind.items and "audio" not in kind.items:
+                takes = ", ".join(kind.input_modalities)
+                raise InvalidRequest(
+                    f"model: {model!r} takes {takes} and no audio: name one of /v1/models that does",
+                    param="model",
+                )
             transcriber = ChatTranscriber(self.dispatcher, request)
         async with aclosing(transcriber.run()) as pieces:
             async for piece in pieces:

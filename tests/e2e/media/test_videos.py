@@ -160,7 +160,7 @@ def test_what_is_no_video_and_what_has_sound_are_refused_by_the_proxy(cluster: C
     for bad, message in (
         (part(b"x" * 64, "video/x-msvideo"), "must be one of image/gif, video/mp4"),
         (part(b"x" * 64), "MP4, MOV, WebM or GIF"),
-        ({"type": "video_url", "video_url": {"url": "rtsp://camera/1"}}, "data:, http:, https: or file:"),
+        ({"type": "video_url", "video_url": {"url": "rtsp://camera/1"}}, "data:, http: or https: URL"),
     ):
         reply = cluster.post(chat(bad))
         assert reply["status"] == 400, reply

@@ -191,12 +191,14 @@ def test_a_picture_of_pil_goes_as_png() -> None:
 
 @pytest.mark.parametrize("files", [7, [7], [None], object(), {"a.png": 1}.values()])
 def test_any_other_kind_of_file_is_refused_with_what_is_accepted(files: Any) -> None:
-    with pytest.raises(InvalidRequest, match="a path, a URL, bytes, a PIL picture, or a list of these"):
+    with pytest.raises(
+        InvalidRequest, match="takes a path, a URL, bytes, a binary file, a PIL picture, or a list"
+    ):
         conversation("why?", files)
 
 
 def test_audio_of_another_kind_is_refused_with_what_is_accepted() -> None:
-    with pytest.raises(InvalidRequest, match="a path or bytes"):
+    with pytest.raises(InvalidRequest, match="a path, bytes or a binary file"):
         audio_form(Image.new("RGB", (1, 1)), "", {})  # type: ignore[arg-type]
 
 
@@ -272,3 +274,14 @@ def test_the_blocking_client_is_made_from_the_one_for_asyncio() -> None:
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
     assert tool.main(["--check"]) == ""
+
+
+def test_open_files_are_taken_in_binary_mode_and_refused_in_text_mode(tmp_path: Path) -> None:
+    (tmp_path / "a.bmp").write_bytes(b"BM" + b"\n" * 99)
+    [given] = chat_body("what?", tmp_path / "a.bmp", "m", {})["messages"]
+    with (tmp_path / "a.bmp").open("rb") as opened:
+        assert chat_body("what?", opened, "m", {})["messages"] == [given]
+    assert chat_body("what?", [io.BytesIO(b"BM" + b"\n" * 99)], "m", {})["messages"] == [given]
+    assert audio_form(io.BytesIO(b"abc"), "m", {}).files["file"][1] == b"abc"
+    with (tmp_path / "a.bmp").open() as text, pytest.raises(InvalidRequest, match="in binary mode"):
+        chat_body("what?", text, "m", {})

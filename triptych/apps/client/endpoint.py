@@ -56,7 +56,10 @@ class Endpoint:
             return Unavailable(
                 f"{self.url} closes connections: perhaps it takes https://, or only gRPC ({error})"
             )
-        return Unavailable(f"no server answers at {self.url} ({error or type(error).__name__})")
+        return Unavailable(
+            f"no server answers at {self.url} ({error or type(error).__name__}): "
+            "start one, `triptych serve`, or name its address (--url)"
+        )
 
 
 def _trusting(ca_file: str) -> ssl.SSLContext:

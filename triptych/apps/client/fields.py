@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import IO, Any, Literal, Protocol, TypedDict
+from typing import IO, Any, Literal, Protocol, TypedDict, runtime_checkable
 
 #: A JSON object, as `json` parses it: requests and replies are open to fields that have no name here.
 JsonObject = Mapping[str, Any]
-#: A path, or the bytes of a file.
-AudioFile = str | os.PathLike[str] | bytes
+
+
+@runtime_checkable
+class BinaryFile(Protocol):
+    """A file that is open in binary mode."""
+
+    def read(self) -> bytes: ...
+
+
+#: A path, the bytes of a file, or an open one.
+AudioFile = str | os.PathLike[str] | bytes | BinaryFile
 
 
 class Picture(Protocol):

@@ -13,6 +13,7 @@ from typing import cast
 
 from triptych.apps.client.fields import (
     AudioFile,
+    BinaryFile,
     ChatFields,
     CompletionFields,
     Content,
@@ -110,15 +111,16 @@ def _file(file: str, kinds: Iterable[tuple[bytes, int, str]], what: str) -> tupl
 
 
 def _listed(files: Files) -> Iterable[File]:
-    if isinstance(files, (str, bytes, os.PathLike)) or not isinstance(files, Iterable):
+    # A file object is iterable too, by lines.
+    if isinstance(files, (str, bytes, os.PathLike, BinaryFile)) or not isinstance(files, Iterable):
         return (files,)
     return files
 
 
 def image_part(file: File) -> JsonObject:
     """The picture as a content part."""
-    if isinstance(file, bytes):
-        url = data_url(file, "files")
+    if isinstance(file, (bytes, BinaryFile)):
+        url = data_url(file if isinstance(file, bytes) else _content(file, "files"), "files")
     elif isinstance(file, str) and file.lower().startswith(_URL_SCHEMES):
         url = file
     elif isinstance(file, (str, os.PathLike)):
@@ -127,7 +129,8 @@ def image_part(file: File) -> JsonObject:
         url = data_url(_png(file), "files")
     else:
         raise InvalidRequest(
-            f"files takes a path, a URL, bytes, a PIL picture, or a list of these, not {type(file).__name__}",
+            "files takes a path, a URL, bytes, a binary file, a PIL picture, or a list of these, "
+            f"not {type(file).__name__}",
             param="files",
         )
     return {"type": "image_url", "image_url": {"url": url}}
@@ -135,9 +138,21 @@ def image_part(file: File) -> JsonObject:
 
 def file_bytes(file: AudioFile) -> bytes:
     """The content of a path, or the bytes themselves. OSError when it cannot be read."""
+    if isinstance(file, BinaryFile):
+        return _content(file, "file")
     if not isinstance(file, (bytes, str, os.PathLike)):
-        raise InvalidRequest(f"file takes a path or bytes, not {type(file).__name__}", param="file")
+        raise InvalidRequest(
+            f"file takes a path, bytes or a binary file, not {type(file).__name__}", param="file"
+        )
     return file if isinstance(file, bytes) else Path(file).read_bytes()
+
+
+def _content(file: BinaryFile, field: str) -> bytes:
+    """What is left to read of an open file."""
+    content = file.read()
+    if not isinstance(content, bytes):
+        raise InvalidRequest(f'{field}: open the file in binary mode, open(…, "rb")', param=field)
+    return content
 
 
 def _png(picture: Picture) -> bytes:
@@ -283,8 +298,8 @@ def audio_form(
         for name, value in fields.items()
         if value is not None
     }
-    data = file_bytes(file)
-    return AudioForm(fields, {"file": ("audio" if isinstance(file, bytes) else Path(file).name, data)})
+    name = Path(file).name if isinstance(file, (str, os.PathLike)) else "audio"
+    return AudioForm(fields, {"file": (name, file_bytes(file))})
 
 
 def error_of(status: int, body: bytes, retry_after: str | None = None) -> RequestError:

@@ -65,8 +65,8 @@ class ProxyConfig(ServiceConfig):
     max_body: int = flag(64 * MIB, "largest request body", size=True)
     unknown_fields: str = flag(
         "ignore",
-        "fields of a request that the server does not know: ignore, and name them in the header "
-        "X-Triptych-Ignored-Fields of the reply, or reject",
+        "fields of a request that the server does not know (misspelt ones are refused): ignore, and name "
+        "them in the header X-Triptych-Ignored-Fields of the reply, or reject",
         choices=("ignore", "reject"),
     )
     body_memory: int = flag(GIB, "memory for the bodies of requests in flight", size=True)

@@ -27,6 +27,8 @@ from triptych.proxy.quotas.table import QuotaTable, quota_specs
 
 LOOPBACK = "127.0.0.0/8"
 
+NOT_PUBLIC = "field: the image's server has no public address: send the file in a data: URL"
+
 
 LARGE = PNG + bytes(3 << 20)
 
@@ -275,7 +277,7 @@ async def test_a_server_at_an_address_that_is_not_public_is_never_asked(web: Web
 async def test_refused_addresses_and_unknown_names_get_the_same_message(answers: list[str]) -> None:
     async with fetching(networks="", names=Names(answers)) as it:
         error = await refusal(it, "http://some.example/")
-        assert error.message == "field: the image's server has no public address"
+        assert error.message == NOT_PUBLIC
 
 
 @pytest.mark.parametrize(
@@ -290,7 +292,7 @@ async def test_why_a_host_is_refused_is_for_the_operators_log_alone_and_once_a_m
         with caplog.at_level(logging.INFO, logger="triptych.proxy.media.fetcher"):
             for _ in range(20):
                 error = await refusal(it, "http://some.example/")
-                assert error.message == "field: the image's server has no public address"
+                assert error.message == NOT_PUBLIC
                 assert error.__cause__ is None
     assert caplog.messages == [f"media by URL refused: {cause}"]
 
@@ -319,7 +321,7 @@ async def test_a_port_of_another_service_is_refused_as_an_address_is() -> None:
     async with fetching(networks="", names=Names(["93.184.216.34"])) as it:
         for port in (22, 25, 445, 1023):
             error = await refusal(it, f"http://some.example:{port}/")
-            assert error.message == "field: the image's server has no public address"
+            assert error.message == NOT_PUBLIC
 
 
 async def test_redirects_are_followed_up_to_the_limit(it: Fetching, web: WebServer) -> None:
@@ -338,7 +340,7 @@ async def test_every_kind_of_redirect_is_checked_again(web: WebServer, status: i
         web.give("/victim", reply())
         web.give("/a", redirect(web.url("/victim", "inside.example"), status))
         error = await refusal(it, web.url("/a", "outside.example"))
-        assert error.message == "field: the image's server has no public address"
+        assert error.message == NOT_PUBLIC
     assert web.asked == ["/a"]
 
 

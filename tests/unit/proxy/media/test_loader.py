@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from yarl import URL
@@ -14,7 +17,7 @@ from support.data.media import content, kept_bytes, media_loader
 from support.processes.web import PNG
 from triptych.base.errors import ConfigError, InvalidRequest, TooLarge
 from triptych.proxy.media.fetcher import FetchFailed, _redirected
-from triptych.proxy.media.loader import MediaLoader
+from triptych.proxy.media.loader import MediaLoader, decode_base64
 from triptych.proxy.media.source import ImagePart, image_format
 from triptych.proxy.media.spool import MediaHold
 
@@ -199,3 +202,21 @@ OTHERS += [b"\x00\x00\x00\x20ftyp" + brand for brand in (b"avif", b"heic", b"mp4
 @pytest.mark.parametrize(("head", "name"), [*KNOWN.items(), *((head, None) for head in OTHERS)])
 def test_the_first_bytes_tell_the_format(head: bytes, name: str | None) -> None:
     assert image_format(head) == name
+
+
+@pytest.mark.parametrize("width", [64, 76])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("kind", [str, lambda text: memoryview(text.encode())])
+def test_base64_in_lines_is_read(width: int, end: str, kind: Callable[[str], Any]) -> None:
+    data = random.Random(width).randbytes(2 << 20)
+    text = base64.b64encode(data).decode()
+    lines = end.join(text[at : at + width] for at in range(0, len(text), width)) + end
+    assert decode_base64(kind(lines), "field") == data
+
+
+@pytest.mark.parametrize("text", ["AA-_" * 9, "AA" + "\n" + "é", "AAAA\n" * 99 + "A", "-" * 400])
+def test_what_is_no_base64_is_refused_and_the_url_safe_alphabet_named(text: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        decode_base64(text, "field")
+    assert caught.value.param == "field"
+    assert ("send + and / in place of - and _" in caught.value.message) == ("-" in text)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import ipaddress
+from collections.abc import Callable
 
 import pytest
 
@@ -172,3 +174,20 @@ def test_a_trusted_host_may_have_any_address_and_only_that_host() -> None:
 def test_what_is_no_network_is_a_config_error_that_names_the_flag(text: str) -> None:
     with pytest.raises(ConfigError, match="--allow-media-networks"):
         parse_rules("", text)
+
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(200, 256))
+
+
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode, base64.encodebytes])
+def test_base64_without_a_prefix_is_called_so(encode: Callable[[bytes], bytes]) -> None:
+    with pytest.raises(InvalidRequest, match=r"this is base64, put data:image/png;base64, before it"):
+        ImagePart.of_url(encode(PNG).decode(), "field")
+
+
+@pytest.mark.parametrize(
+    "path", ["/home/me/cat.png", "~/cat.png", "./cat.png", "../a/b", "C:\\cats\\1.jpg", "cat.png"]
+)
+def test_a_path_of_the_clients_machine_is_called_so(path: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"not a path: send the file itself as data:image/png;base64,"):
+        ImagePart.of_url(path, "field")

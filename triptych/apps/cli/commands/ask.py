@@ -13,7 +13,7 @@ import click
 
 from triptych.apps.cli.options import configured
 from triptych.base.config.flags import CommandOptions, flag
-from triptych.base.errors import RequestError, Unavailable
+from triptych.base.errors import RequestError
 
 if TYPE_CHECKING:
     from triptych.apps.client import Client
@@ -117,7 +117,6 @@ def _connected(options: ServerOptions, timeout: float) -> Iterator[Client]:
         with Client(options.url, api_key=key, timeout=timeout, ca_file=options.ca_file) as client:
             yield client
     except RequestError as error:
-        advice = ": start a cluster with `triptych serve`" if isinstance(error, Unavailable) else ""
-        sys.exit(f"triptych: {error.message}{advice}")
+        sys.exit(f"triptych: {error.message}")
     except OSError as error:
         sys.exit(f"triptych: {error}")

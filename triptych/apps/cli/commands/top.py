@@ -17,7 +17,7 @@ from triptych.apps.cli.commands.ask import ServerOptions
 from triptych.apps.cli.options import configured
 from triptych.apps.launch.secrets import password_in
 from triptych.base.config.flags import flag
-from triptych.base.errors import ConfigError, InternalError, NotFound, RequestError, Unauthorized, Unavailable
+from triptych.base.errors import ConfigError, InternalError, NotFound, RequestError, Unauthorized
 
 if TYPE_CHECKING:
     from triptych.apps.client import Client
@@ -99,8 +99,6 @@ def _connected(options: TopOptions) -> Iterator[Client]:
 
 
 def _advice(error: RequestError) -> str:
-    if isinstance(error, Unavailable):
-        return ": start a cluster with `triptych serve`, or name its address by --url"
     if isinstance(error, Unauthorized):
         return " (--api-key, --api-key-file or TRIPTYCH_API_KEY)"
     if isinstance(error, NotFound):
