@@ -50,7 +50,7 @@ def drawn_checkpoint(seed: int, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
-    server = StoreServer(tmp_path_factory.mktemp("store"))
+    server = StoreServer(tmp_path_factory.mktemp("direct") / "store")
     server.start()
     yield server
     server.kill()
