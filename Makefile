@@ -20,7 +20,7 @@ PACKAGES := $(VENV)/.packages
 TOOLS  := .tools
 PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 
-.PHONY: serve check generated install-proxy test test-unit test-slow test-transformers test-vllm test-load-tools load-tools gpu tools images lint proto client openapi bench install clean
+.PHONY: serve check generated install-proxy test test-unit test-slow test-transformers test-vllm test-load-tools load-tools gpu tools images lint proto client openapi bench wheels install clean
 
 define new_venv
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
@@ -29,11 +29,11 @@ define new_venv
 	$(PYTHON) -m venv $(VENV)
 endef
 
-$(PACKAGES): pyproject.toml constraints.txt
+$(PACKAGES): pyproject.toml triptych_bench/pyproject.toml constraints.txt
 	$(new_venv)
 	$(BIN)/pip install -q $(PIP_TORCH_ARGS) "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python deploy/docker/requirements.py dev > $(VENV)/dev.txt
-	$(BIN)/pip install -q -c constraints.txt -e ".[worker,embedded,ray,cert,client,top,doctor,bench,otel]" -r $(VENV)/dev.txt
+	$(BIN)/pip install -q -c constraints.txt -e ".[worker,embedded,ray,cert,client,top,doctor,otel]" -e triptych_bench -r $(VENV)/dev.txt
 	touch $@
 
 $(STAMP): $(PACKAGES) $(wildcard triptych/kernels/*.cpp triptych/kernels/*.h)
@@ -171,6 +171,10 @@ generated: $(if $(wildcard $(VENV)/.proxy),$(VENV)/.proxy,$(STAMP))
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# Both distributions, triptych and triptych-bench, as wheels in dist/.
+wheels: $(PACKAGES)
+	$(BIN)/pip wheel -q --no-deps --wheel-dir dist . ./triptych_bench
 
 clean:
 	rm -rf $(VENV) $(TOOLS) .venv-gpu

@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from benchmarks.result_page import RESULTS, TEMPLATES, fill, page_parser, publish
 from triptych.apps.launch.model_path import DEMO_MODEL
 from triptych.base.progress import Progress
-from triptych.goodput.launch import launched, parse_shape
+from triptych_bench.goodput.launch import launched, parse_shape
 
 HOME = Path(__file__).resolve().parents[1] / ".tools"
 RESULT = RESULTS / "load_tools.md"

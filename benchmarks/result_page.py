@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from triptych.base.machine.resources import cpu_name
-from triptych.goodput.report.machine import commit
+from triptych_bench.goodput.report.machine import commit
 
 RESULTS = Path(__file__).parent / "results"
 TEMPLATES = Path(__file__).parent / "pages"

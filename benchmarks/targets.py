@@ -20,7 +20,7 @@ import msgspec
 from benchmarks.result_page import RESULTS
 from triptych.base.errors import ConfigError
 from triptych.base.machine.resources import cpu_name
-from triptych.goodput.report.machine import commit
+from triptych_bench.goodput.report.machine import commit
 
 FILE = RESULTS / "targets.json"
 

@@ -22,6 +22,7 @@ from triptych.base.metrics import PDMetrics
 from triptych.base.types import ITEMS, TASKS, WorkerInfo
 from triptych.ec_connector.base import DirectTransfer
 from triptych.models.base import DecoderSide, GenerationDefaults
+from triptych.models.checkpoint.folder import given_template
 from triptych.models.checkpoint.pooling import GENERATES, PoolingDefaults, read_pooling
 from triptych.models.identity import ModelIdentity, model_identity
 from triptych.models.registry import generation_defaults
@@ -123,6 +124,7 @@ class PDModel:
             path,
             decoder,
             max_model_len,
+            chat_template=given_template(config.chat_template),
             reasoning_parser=config.reasoning_parser,
             tool_call_parser=config.tool_call_parser,
         )

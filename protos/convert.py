@@ -161,7 +161,8 @@ def error_from_proto(message: common_pb2.Error) -> RequestError:
 def error_to_proto(error: RequestError) -> common_pb2.Error:
     return common_pb2.Error(
         code=error.code,
-        message=error.message,
+        # Half a surrogate pair, of a client's own text, is in no message.
+        message=error.message.encode(errors="replace").decode(),
         param=error.param or "",
         retry_after=error.retry_after or 0.0,
     )

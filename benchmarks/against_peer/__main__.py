@@ -28,7 +28,7 @@ from benchmarks.against_peer.rounds import (
 )
 from benchmarks.baselines.runner import run_command
 from benchmarks.result_page import RESULTS, fill, number, spread, table
-from triptych.goodput.report.display import Display
+from triptych_bench.goodput.report.display import Display
 
 _COMMAND = "python -m benchmarks against_peer PEER --results DIR"
 _PAIRS = (

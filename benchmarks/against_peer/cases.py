@@ -41,8 +41,8 @@ from benchmarks.baselines.runner import MatrixRun, run_cells, run_command, start
 from benchmarks.baselines.servers import Server
 from benchmarks.result_page import RESULTS, fill, publish, spread, table
 from triptych.base.errors import ConfigError
-from triptych.goodput.load.workload import Picture
-from triptych.goodput.report.display import Display
+from triptych_bench.goodput.load.workload import Picture
+from triptych_bench.goodput.report.display import Display
 
 PAGE = RESULTS / "peer_cases.md"
 SYSTEMS = ("triptych", "replicas", "vllm-epd")

@@ -21,7 +21,7 @@ from benchmarks.against_peer.rounds import keep, kept
 from benchmarks.against_peer.trials import CONTENT, RIGHT, Clients, Run, Trial, body, totals
 from benchmarks.baselines.servers import Server, serving
 from benchmarks.result_page import table
-from triptych.goodput.load.workload import Picture
+from triptych_bench.goodput.load.workload import Picture
 
 REQUESTS, AT_ONCE = 64, 8
 #: Answers before something fails.

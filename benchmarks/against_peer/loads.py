@@ -10,9 +10,9 @@ from itertools import accumulate
 
 import msgspec
 
-from triptych.goodput.load.job import RequestRecord
-from triptych.goodput.load.workload import Workload
-from triptych.goodput.measure.slo import preset
+from triptych_bench.goodput.load.job import RequestRecord
+from triptych_bench.goodput.load.workload import Workload
+from triptych_bench.goodput.measure.slo import preset
 
 _TEXT = preset("text").workload
 #: 64 output tokens each; pictures of 320 x 320.

@@ -25,12 +25,12 @@ from benchmarks.result_page import page_parser, publish
 from benchmarks.targets import record
 from triptych.base.errors import ConfigError
 from triptych.base.machine.resources import cpu_name
-from triptych.goodput.load.workload import Workload
-from triptych.goodput.measure.slo import Slo
-from triptych.goodput.measure.window import MeasuredWindow, RunSettings
-from triptych.goodput.report.display import Display
-from triptych.goodput.report.machine import commit
-from triptych.goodput.run import Bench, ready
+from triptych_bench.goodput.load.workload import Workload
+from triptych_bench.goodput.measure.slo import Slo
+from triptych_bench.goodput.measure.window import MeasuredWindow, RunSettings
+from triptych_bench.goodput.report.display import Display
+from triptych_bench.goodput.report.machine import commit
+from triptych_bench.goodput.run import Bench, ready
 
 MODELS = ("tiny", "small")
 PEER_SYSTEMS = ("vllm", "vllm-epd")

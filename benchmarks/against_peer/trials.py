@@ -17,10 +17,10 @@ from benchmarks.against_peer.rounds import ROOT, systems_of, triptych, vllm_repl
 from benchmarks.baselines.matrix import Matrix, System
 from benchmarks.baselines.servers import Server
 from benchmarks.result_page import spread
-from triptych.goodput.load.payload import data_url
-from triptych.goodput.load.words import text
-from triptych.goodput.load.workload import Picture
-from triptych.goodput.report.display import Display
+from triptych_bench.goodput.load.payload import data_url
+from triptych_bench.goodput.load.words import text
+from triptych_bench.goodput.load.workload import Picture
+from triptych_bench.goodput.report.display import Display
 
 TOKENS, TEXT_TOKENS = 64, 60
 TIMEOUT_SECONDS = 60.0

@@ -39,8 +39,8 @@ from benchmarks.autoscale.policies import ENCODER_SLO
 from benchmarks.autoscale.traces import PEAK_WORKERS, TRACES, UTILIZATION, Trace
 from benchmarks.result_page import RESULTS, fill, page_parser, publish
 from triptych.base.progress import each
-from triptych.goodput.report.plots import COLOURS
-from triptych.simulator.run import NOT_MODELLED
+from triptych_bench.goodput.report.plots import COLOURS
+from triptych_bench.simulator.run import NOT_MODELLED
 
 _DEMAND = "#999999"
 

@@ -21,17 +21,17 @@ from benchmarks.autoscale.pool import ElasticPDPool, ElasticPool, PoolMoment
 from benchmarks.autoscale.traces import PEAK_WORKERS, TRACES, Trace, requests_of
 from triptych.base.config import GIB, EncoderConfig, PDConfig, ProxyConfig
 from triptych.base.errors import ConfigError
-from triptych.goodput.measure.figures import percentile
-from triptych.goodput.measure.slo import Slo
-from triptych.simulator.cluster.shape import Limits, on_devices
-from triptych.simulator.costs.costs import (
+from triptych_bench.goodput.measure.figures import percentile
+from triptych_bench.goodput.measure.slo import Slo
+from triptych_bench.simulator.cluster.shape import Limits, on_devices
+from triptych_bench.simulator.costs.costs import (
     QWEN3_VL_4B,
     QWEN3_VL_4B_SHAPE,
     Chip,
     encoder_costs,
     published,
 )
-from triptych.simulator.run import simulate
+from triptych_bench.simulator.run import simulate
 
 STATIC = "static peak"
 OURS = "work-seconds (ours)"

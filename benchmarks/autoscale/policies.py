@@ -18,7 +18,7 @@ from typing import Protocol
 from triptych.base.config.proxy import ScalingConfig
 from triptych.proxy.scaling.policy import Observation, ScalingState, decide
 from triptych.proxy.scaling.pools import ScaledPool, make_pools
-from triptych.simulator.cluster.cluster import SimulatedCluster
+from triptych_bench.simulator.cluster.cluster import SimulatedCluster
 
 #: The default of --encoder-slo.
 ENCODER_SLO = ScalingConfig().encoder_slo

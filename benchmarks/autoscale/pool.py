@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from benchmarks.autoscale.policies import ByDemand, PoolView, Scaler
 from triptych.proxy.pool import POLL_SECONDS
-from triptych.simulator.cluster.cluster import SimulatedCluster
-from triptych.simulator.cluster.loop import VirtualLoop, VirtualTimer
+from triptych_bench.simulator.cluster.cluster import SimulatedCluster
+from triptych_bench.simulator.cluster.loop import VirtualLoop, VirtualTimer
 
 #: A scaler is asked once a second.
 TICK_SECONDS = 1.0

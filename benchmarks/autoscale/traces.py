@@ -7,9 +7,9 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from triptych.goodput.load.azure_lmm import lmm_workload
-from triptych.goodput.load.workload import PlannedRequest, Workload, plan_requests
-from triptych.simulator.costs.costs import EncoderCosts, ModelShape
+from triptych_bench.goodput.load.azure_lmm import lmm_workload
+from triptych_bench.goodput.load.workload import PlannedRequest, Workload, plan_requests
+from triptych_bench.simulator.costs.costs import EncoderCosts, ModelShape
 
 #: Workers that are 70 % busy at the peak of a trace: the static pool that is the reference.
 PEAK_WORKERS = 8

@@ -20,7 +20,7 @@ from benchmarks.baselines.runner import MatrixRun, run_command
 from benchmarks.baselines.tables import report
 from benchmarks.result_page import RESULTS, page_parser, publish
 from triptych.base.progress import duration
-from triptych.goodput.report.display import Display
+from triptych_bench.goodput.report.display import Display
 
 RESULT = RESULTS / "baselines.md"
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 from benchmarks.baselines.matrix import KINDS, Matrix, as_fields
 from triptych.base.errors import ConfigError
 from triptych.base.types import JsonObject
-from triptych.goodput.report.result import read_result, write_json
+from triptych_bench.goodput.report.result import read_result, write_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from triptych.base.types import JsonObject
-from triptych.goodput.load.client import STAGES
-from triptych.goodput.measure.figures import percentile
-from triptych.goodput.report.comparison import Ratio, ratio
+from triptych_bench.goodput.load.client import STAGES
+from triptych_bench.goodput.measure.figures import percentile
+from triptych_bench.goodput.report.comparison import Ratio, ratio
 
 #: A share of failed requests above this leaves a comparison of latencies open: they are of completed ones.
 FAILED_LIMIT = 0.01

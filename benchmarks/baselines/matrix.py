@@ -13,8 +13,8 @@ import msgspec
 
 from triptych.base.errors import ConfigError
 from triptych.base.types import JsonObject
-from triptych.goodput.launch import parse_shape
-from triptych.goodput.measure.slo import Slo, parse_slo, preset
+from triptych_bench.goodput.launch import parse_shape
+from triptych_bench.goodput.measure.slo import Slo, parse_slo, preset
 
 Kind = Literal["capacity", "fixed", "search"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -12,14 +12,14 @@ from benchmarks.baselines.matrix import Matrix
 from benchmarks.baselines.servers import Server, cpu_shares, machine_time, others_share, usages
 from triptych.base.errors import TriptychError
 from triptych.base.types import JsonObject
-from triptych.goodput.load.job import Target
-from triptych.goodput.load.workload import Arrivals
-from triptych.goodput.measure.search import SearchLimits
-from triptych.goodput.measure.slo import preset
-from triptych.goodput.measure.window import RunSettings
-from triptych.goodput.report.display import Display
-from triptych.goodput.report.result import search_fields, window_fields
-from triptych.goodput.run import Bench, ready
+from triptych_bench.goodput.load.job import Target
+from triptych_bench.goodput.load.workload import Arrivals
+from triptych_bench.goodput.measure.search import SearchLimits
+from triptych_bench.goodput.measure.slo import preset
+from triptych_bench.goodput.measure.window import RunSettings
+from triptych_bench.goodput.report.display import Display
+from triptych_bench.goodput.report.result import search_fields, window_fields
+from triptych_bench.goodput.run import Bench, ready
 
 #: After a start: as many requests with pictures, so that what is compiled or imported late is there.
 _SETTLE_REQUESTS = 12

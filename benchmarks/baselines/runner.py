@@ -26,8 +26,8 @@ from benchmarks.baselines.servers import Server, ServerPool
 from triptych.base.errors import ConfigError, TriptychError
 from triptych.base.progress import Progress, duration
 from triptych.base.types import JsonObject
-from triptych.goodput.report.display import Display
-from triptych.goodput.report.machine import describe, load_average
+from triptych_bench.goodput.report.display import Display
+from triptych_bench.goodput.report.machine import describe, load_average
 
 C = TypeVar("C")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.baselines.matrix import System, expand_system
 from triptych.base.errors import ConfigError, TriptychError
-from triptych.goodput.launch import answers, free_ports, launched, parse_shape
+from triptych_bench.goodput.launch import answers, free_ports, launched, parse_shape
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")

@@ -14,7 +14,7 @@ from benchmarks.baselines.cell_results import (
     stage_times,
 )
 from benchmarks.result_page import number, ranged, spread, table
-from triptych.goodput.load.client import STAGES
+from triptych_bench.goodput.load.client import STAGES
 
 _FIXED = ("attainment", "ttft", "tpot", "text_tpot")
 

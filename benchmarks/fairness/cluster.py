@@ -18,8 +18,8 @@ from pathlib import Path
 from benchmarks.fairness.flood import MODEL
 from benchmarks.fairness.sends import Door
 from triptych.base.parent import supervised
-from triptych.goodput.launch import free_ports
 from triptych.proxy.auth.keys import new_key
+from triptych_bench.goodput.launch import free_ports
 
 A, B = "alice", "bob"
 HERE = Path(__file__).parents[2]

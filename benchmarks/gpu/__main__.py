@@ -23,7 +23,7 @@ from pathlib import Path
 from benchmarks.gpu.find_torch import missing_torch
 from benchmarks.gpu.part_page import PartPage, put, section
 from benchmarks.result_page import RESULTS
-from triptych.goodput.report.machine import commit
+from triptych_bench.goodput.report.machine import commit
 
 RESULT = RESULTS / "gpu.md"
 _ROOT = Path(__file__).resolve().parents[2]

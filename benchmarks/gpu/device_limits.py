@@ -14,7 +14,7 @@ from benchmarks.gpu.engine_rounds import timings
 from triptych.base.machine.resources import cpu_name
 from triptych.models.base import DecoderSide, EncoderSide, PreparedItem
 from triptych.models.weights.loading import parameter_bytes
-from triptych.simulator.costs.costs import CHIPS
+from triptych_bench.simulator.costs.costs import CHIPS
 
 #: Bytes read, and the side of the matrices multiplied, to measure a device: small ones are for a CPU.
 _READ, _SIDE = {"cpu": 256 << 20, "cuda": 4 << 30}, {"cpu": 1024, "cuda": 8192}

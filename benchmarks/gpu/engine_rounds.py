@@ -19,8 +19,8 @@ from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import ResolvedSampling
 from triptych.pd_worker.engine import Engine
 from triptych.pd_worker.native import build_engine
-from triptych.simulator.cluster.pd import CountedOutput
-from triptych.simulator.profile.pd import engine_request
+from triptych_bench.simulator.cluster.pd import CountedOutput
+from triptych_bench.simulator.profile.pd import engine_request
 
 
 def synchronize(device: str) -> None:

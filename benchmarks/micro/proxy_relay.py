@@ -31,7 +31,7 @@ from benchmarks.micro.proxy_processes import (
 )
 from benchmarks.result_page import RESULTS, fill, page_parser, publish
 from benchmarks.targets import record
-from triptych.goodput.report.machine import commit
+from triptych_bench.goodput.report.machine import commit
 
 #: Clients at once, the requests of each, and the output tokens of one.
 CLIENTS, EACH, SHORT = 32, 10, 8

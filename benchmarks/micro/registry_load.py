@@ -18,9 +18,9 @@ from pathlib import Path
 from benchmarks.result_page import RESULTS, fill, page_parser, publish
 from triptych.apps.launch.embedded_store import EmbeddedStore
 from triptych.base.types import WorkerInfo
-from triptych.goodput.report.machine import describe, load_average
 from triptych.registry.registry import Registry
 from triptych.store.embedding_store import EmbeddingStore
+from triptych_bench.goodput.report.machine import describe, load_average
 
 RESULT = RESULTS / "registry_load.md"
 WORKERS = (10, 100, 1000)

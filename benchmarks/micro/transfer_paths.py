@@ -22,7 +22,7 @@ from triptych.base.config import MIB
 from triptych.base.types import EmbeddingSource, ItemPlan
 from triptych.ec_connector.base import DirectTransfer, ECTransferConfig, EncoderOutput
 from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
-from triptych.simulator.profile.encoder import TransferRole
+from triptych_bench.simulator.profile.encoder import TransferRole
 
 RESULT = RESULTS / "transfer_paths.md"
 #: Rows and their width in bf16: a 1080p picture and one of 448 pixels of Qwen3-VL 8B, one of a small model.

@@ -9,9 +9,9 @@ from triptych.base.errors import ConfigError
 
 
 def token_budgets(minimum: int, maximum: int, multiple: int = 1) -> tuple[int, ...]:
-    """Budgets from `least` on, each twice the one before, and then `most`, rounded down to a multiple.
+    """Budgets from `minimum` on, each twice the one before, then `maximum`, rounded down to a multiple.
 
-    `least` is a multiple; it is a budget even where `most` is below it, so that one item has a graph.
+    `minimum` is a multiple; it is a budget even where `maximum` is below it, so that one item has a graph.
     """
     maximum = max(minimum, maximum - maximum % multiple)
     budgets = [minimum]
@@ -40,7 +40,7 @@ def parse_budgets(text: str, multiple: int = 1) -> tuple[int, ...]:
 
 
 def smallest_fitting(budgets: Sequence[int], tokens: int) -> int | None:
-    """The smallest of the ascending budgets that is at least `rows`; None if all are smaller."""
+    """The smallest of the ascending budgets that is at least `tokens`; None if all are smaller."""
     return next((budget for budget in budgets if budget >= tokens), None)
 
 

@@ -172,9 +172,13 @@ _PAIR = ("query", "document")
 
 
 class ChatTemplate:
-    """Renders messages. `variables` are the special tokens that templates name, such as `bos_token`."""
+    """Renders messages. `variables` are the special tokens that templates name, such as `bos_token`.
+
+    An empty `source` is that of a model without a template: nothing can be rendered.
+    """
 
     def __init__(self, source: str, variables: Mapping[str, str] | None = None) -> None:
+        self._known = bool(source)
         self._variables = dict(variables or {})
         environment = _environment()
         self._reserved = _RESERVED | self._variables.keys() | environment.globals.keys()
@@ -232,6 +236,12 @@ class ChatTemplate:
             ) from error
 
     def _check(self, tools: Sequence[object], variables: Mapping[str, object]) -> None:
+        if not self._known:
+            raise InvalidRequest(
+                "messages: this model has no chat template: send a prompt to /v1/completions, or start its "
+                "PD workers with --chat-template",
+                param="messages",
+            )
         if tools and not self._takes_tools:
             raise InvalidRequest("this model's chat template takes no tools: leave them out", param="tools")
         if reserved := sorted(variables.keys() & self._reserved):
@@ -318,7 +328,7 @@ def unwritten_items(index: int, role: str) -> InvalidRequest:
 def read_template(path: Path, fallback: object = None) -> str:
     """The template's source: chat_template.jinja, chat_template.json, else the tokenizer's (`fallback`).
 
-    ConfigError when there is none.
+    Empty where there is none, as for a base model.
     """
     jinja, as_json = path / "chat_template.jinja", path / "chat_template.json"
     source: object = fallback
@@ -328,9 +338,7 @@ def read_template(path: Path, fallback: object = None) -> str:
         source = json.loads(as_json.read_text(encoding="utf-8")).get("chat_template")
     if isinstance(source, Mapping):
         source = source.get("default")
-    if not isinstance(source, str):
-        raise ConfigError(f"MODEL={path} has no chat template: put a chat_template.jinja into the folder")
-    return source
+    return source if isinstance(source, str) else ""
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

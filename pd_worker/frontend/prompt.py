@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 from collections import Counter
@@ -16,7 +17,6 @@ from triptych.base.errors import ConfigError, ContextTooLong, InvalidRequest
 from triptych.base.request import MAX_CHARS_PER_TOKEN, Message, TemplateOptions, TextPart
 from triptych.base.types import ItemPlan, MMFeature, Placement
 from triptych.models.base import DecoderSide
-from triptych.models.registry import family_of
 from triptych.pd_worker.frontend.chat_template import (
     ChatTemplate,
     TemplateMessage,
@@ -33,6 +33,8 @@ from triptych.pd_worker.frontend.chat_template import (
 from triptych.pd_worker.frontend.reasoning import Reasoning, find_reasoning
 from triptych.pd_worker.frontend.tokenization import GuardedTokenizer, load_tokenizer
 from triptych.pd_worker.frontend.wire import in_words, parse_pair, plain_text
+
+logger = logging.getLogger(__name__)
 
 _NO_OPTIONS = TemplateOptions()
 
@@ -340,30 +342,31 @@ def _cut_at(text: str, mark: str) -> str:
     return before if after.startswith(" ") else before.rstrip()
 
 
-def check_prompts(path: Path) -> None:
-    """ConfigError for a folder that no prompt can be made with, before its weights are read."""
-    decoder = family_of(path).decoder
-    cross = decoder.cross_of(decoder.read_config(path))
-    tokenizer = load_tokenizer(path)
-    if cross is None:
-        read_template(path, tokenizer.chat_template)
-
-
 def open_checkpoint(
     path: Path,
     decoder: DecoderSide,
     max_model_len: int,
     *,
+    chat_template: str = "",
     reasoning_parser: str = "auto",
     tool_call_parser: str = "auto",
 ) -> tuple[PromptBuilder, Tokenizer]:
-    """The prompt builder of a checkpoint folder, and the tokenizer that decodes its output."""
+    """The prompt builder of a checkpoint folder, and the tokenizer that decodes its output.
+
+    `chat_template` is a source in place of the checkpoint's own.
+    """
     tokenizer = load_tokenizer(path)
     variables = {
         name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)
     }
     # Encoder-decoder models have no chat template.
-    source = read_template(path, tokenizer.chat_template) if decoder.cross is None else ""
+    source = ""
+    if decoder.cross is None and not (
+        source := chat_template or read_template(path, tokenizer.chat_template)
+    ):
+        logger.warning(
+            "%s has no chat template: chats are refused, prompts are served (--chat-template)", path
+        )
     template = ChatTemplate(source, variables)
     backend = tokenizer.backend_tokenizer
     image = decoder.image_token_id

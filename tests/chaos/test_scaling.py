@@ -76,7 +76,7 @@ def pictured_reference(checkpoint: Path, pictured: list[Case]) -> list[Any]:
 def scaled(
     start: Callable[..., Cluster], *words: str, tower: float = TOWER_SECONDS, step: float = 0.0
 ) -> Cluster:
-    """A cluster whose encoders scale from none to MOST, and whose towers sleep."""
+    """A cluster whose encoders scale from none to MAXIMUM, and whose towers sleep."""
     environment = faults.sleeping(tower=tower, step=step)
     cluster: Cluster = start("--encoders", f"0..{MAXIMUM}", *WORDS, *words, environment=environment)
     return cluster

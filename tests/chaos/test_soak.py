@@ -31,8 +31,8 @@ from support.processes.cluster import PATIENCE, Cluster, free_port, start_cluste
 from support.processes.relay import Relay
 from support.waiting import within
 from triptych.apps.launch.embedded_store import EmbeddedStore
-from triptych.goodput.load.pictures import draw
-from triptych.goodput.load.workload import Picture
+from triptych_bench.goodput.load.pictures import draw
+from triptych_bench.goodput.load.workload import Picture
 
 matplotlib.use("Agg")
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from triptych.base.config import GIB, PDConfig, ProxyConfig
-from triptych.goodput.load.workload import Arrivals, PlannedRequest, Workload, arrival_times, plan_requests
-from triptych.simulator.cluster.context import Simulation
-from triptych.simulator.cluster.shape import ClusterShape, Limits
-from triptych.simulator.costs.costs import CostModel, EncoderCosts, ModelShape, PDCosts, ProxyCosts
-from triptych.simulator.run import simulate
+from triptych_bench.goodput.load.workload import (
+    Arrivals,
+    PlannedRequest,
+    Workload,
+    arrival_times,
+    plan_requests,
+)
+from triptych_bench.simulator.cluster.context import Simulation
+from triptych_bench.simulator.cluster.shape import ClusterShape, Limits
+from triptych_bench.simulator.costs.costs import CostModel, EncoderCosts, ModelShape, PDCosts, ProxyCosts
+from triptych_bench.simulator.run import simulate
 
 RPC = 0.0003
 COSTS = CostModel(

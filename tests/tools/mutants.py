@@ -2,9 +2,10 @@
 
     python tests/tools/mutants.py --seed 32 --count 40 --out before.json
     python tests/tools/mutants.py --like before.json --out after.json
+    python tests/tools/mutants.py --aimed tests/tools/aimed_faults.toml --out aimed.json
 
 The second form puts the same faults in again, so that two states of the tests can be
-compared over one product.
+compared over one product; the third one those of a list, each of which names the tests that have to fail.
 Faults are put into a copy of the tracked files, never into the checkout.
 """
 
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -112,6 +114,20 @@ def verdict(tree: Path, site: dict[str, Any], options: argparse.Namespace) -> di
     return {**site, **outcome, "seconds": round(time.monotonic() - started), "tests": len(tests)}
 
 
+def aimed(tree: Path, fault: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """As `verdict`, of a fault that is a piece of text in another's place."""
+    file = tree / fault["path"]
+    text = file.read_text()
+    assert text.count(fault["was"]) == 1, f"{fault['path']} has {fault['was']!r} not once"
+    file.write_text(text.replace(fault["was"], fault["now"]))
+    started = time.monotonic()
+    try:
+        outcome = _run(tree, fault["tests"], options)
+    finally:
+        file.write_text(text)
+    return {**fault, **outcome, "seconds": round(time.monotonic() - started)}
+
+
 def _run(tree: Path, tests: list[str], options: argparse.Namespace) -> dict[str, Any]:
     """Whether one of the test files fails, and which test did."""
     command = [
@@ -150,10 +166,16 @@ def main() -> None:
         "--seconds", type=float, default=400, help="time for one run; running out of it is a kill"
     )
     parser.add_argument("--like", type=Path, help="a result whose faults are put in again")
+    parser.add_argument("--aimed", type=Path, help="a list of faults in place of random ones")
+    parser.add_argument("--only", nargs=2, type=int, default=(0, 1000), help="the first of them, and the end")
     parser.add_argument("--always", nargs="*", default=[], help="test files that run for every fault, last")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    if options.like:
+    judge = verdict
+    if options.aimed:
+        judge = aimed
+        drawn = tomllib.loads(options.aimed.read_text())["fault"][slice(*options.only)]
+    elif options.like:
         drawn = json.loads(options.like.read_text())
     else:
         drawn = random.Random(options.seed).sample(sites(ROOT), options.count)
@@ -163,7 +185,7 @@ def main() -> None:
         archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True).stdout
         subprocess.run(["tar", "x", "-C", folder], input=archive, check=True)
         for site in drawn:
-            results.append(verdict(tree, site, options))
+            results.append(judge(tree, site, options))
             print(json.dumps(results[-1]), flush=True)
             options.out.write_text(json.dumps(results, indent=1))
     print(f"{sum(result['killed'] for result in results)} of {len(results)} faults killed")

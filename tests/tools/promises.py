@@ -18,11 +18,11 @@ TABLE = Path(__file__).with_suffix(".toml")
 PAGE = ROOT / "docs" / "promises.md"
 #: Where the product is; what `triptych/` links to is found by its own path.
 PRODUCT = ("proxy", "encoder_worker", "pd_worker", "ec_connector", "protos", "triptych")
-PRODUCT += ("benchmarks/goodput", "benchmarks/simulator", "deploy")
+PRODUCT += ("triptych_bench", "deploy")
 WRITTEN = {".py", ".cpp", ".h", ".proto", ".js", ".css", ".html", ".sh", ".yaml", ".tpl", ".toml"}
 WRITTEN |= {".Dockerfile"}
 #: Where a test's folder below tests/unit or tests/integration is looked for in the product.
-HOMES = ("", "benchmarks/", "triptych/", "triptych/base/", "triptych/apps/")
+HOMES = ("", "benchmarks/", "triptych_bench/", "triptych/", "triptych/base/", "triptych/apps/")
 HEAD = """# Promises
 
 What the product promises, to whom, and what each promise costs. Lines are counted by

@@ -14,8 +14,8 @@ SERVICES = ("proxy", "encoder_worker", "pd_worker", "ec_connector")
 LAYERS = ("", "base/", "apps/")
 #: What `tests/unit` calls a package whose folder is elsewhere.
 ELSEWHERE = {service: service for service in SERVICES} | {
-    "goodput": "benchmarks/goodput",
-    "simulator": "benchmarks/simulator",
+    "goodput": "triptych_bench/goodput",
+    "simulator": "triptych_bench/simulator",
     "benchmarks": "benchmarks",
     "against_peer": "benchmarks/against_peer",
     "autoscale": "benchmarks/autoscale",
@@ -48,7 +48,7 @@ def _product() -> list[Path]:
 
 @pytest.mark.parametrize(
     "folder",
-    _folders(*SERVICES, "triptych", "benchmarks", "examples", "tests"),
+    _folders(*SERVICES, "triptych", "triptych_bench", "benchmarks", "examples", "tests"),
     ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_a_folder_shows_its_architecture(folder: Path) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 #: The supervisor's process id, as the supervisor hands it down.
 PARENT_VARIABLE = "TRIPTYCH_SUPERVISOR_PID"
+#: The file that a process that cannot work as configured leaves its sentence in, for the supervisor.
+CAUSE_VARIABLE = "TRIPTYCH_CAUSE_FILE"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 

@@ -27,7 +27,8 @@ class ScalingRules:
             raise ValueError(f"minimum is {self.minimum}: it must be 0 or more")
         if self.maximum < max(self.minimum, 1):
             raise ValueError(
-                f"maximum is {self.maximum} and minimum is {self.minimum}: most must be >= minimum and >= 1"
+                f"maximum is {self.maximum} and minimum is {self.minimum}: "
+                "maximum must be at least minimum, and at least 1"
             )
         for name, value, low, high in (
             ("slo", self.slo, 0.0, math.inf),

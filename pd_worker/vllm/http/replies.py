@@ -77,7 +77,7 @@ class ChosenToken(RankedToken):
     top_logprobs: list[RankedToken] = []
 
     def raw(self, maximum: int) -> RawLogprobs:
-        """As the native sampler reports them, with the `most` likeliest tokens."""
+        """As the native sampler reports them, with the `maximum` likeliest tokens."""
         ranked = sorted((one for one in self.top_logprobs if one.rank), key=lambda one: one.rank or 0)
         top = tuple((one.token_id, one.logprob) for one in ranked[:maximum])
         return RawLogprobs((self.token_id, self.logprob), top)

@@ -8,13 +8,21 @@ import { setUpTheme } from "./theme.js";
 const MAX_CHARACTERS = 200_000;
 /** Its answer is what this page is made of. */
 const DOCUMENT = "/openapi.json";
+/** Groups of paths: each path is in the first that it fits. */
+const GROUPS = [
+  ["Answers", /^\/v1\/(chat|completions|responses|messages)/],
+  ["Sound", /\/audio\//],
+  ["Embeddings and ranking", /embeddings|rerank|score/],
+  ["Tokens", /tokenize/],
+  ["Server", /./],
+];
 
 function operation(api, path, method, { summary, requestBody, parameters, responses }) {
   const content = requestBody?.content ?? {};
   const examples = Object.entries(content).flatMap(([kind, { schema, examples }]) => [
     fields(resolved(api, schema)),
     ...Object.entries(examples).map(([name, { value }]) =>
-      kind.includes("form") ? h("pre", { class: "code" }, shell(path, value)) : runnable("post", path, name, JSON.stringify(value, null, 2)),
+      kind.includes("form") ? h("pre", { class: "code", tabindex: "0" }, shell(path, value)) : runnable("post", path, name, JSON.stringify(value, null, 2)),
     ),
   ]);
   if (!requestBody && !parameters && path !== DOCUMENT) examples.push(runnable("get", path));
@@ -126,7 +134,11 @@ async function show(reply, output) {
 
 const api = await (await fetch("page/openapi.json")).json();
 setText(document.getElementById("description"), api.info.description);
-document.querySelector(".contents").append(...Object.keys(api.paths).map((path) => h("a", { href: `#${anchor(path)}` }, path)));
+const paths = new Set(Object.keys(api.paths));
+for (const [title, pattern] of GROUPS) {
+  const links = [...paths].filter((path) => pattern.test(path)).map((path) => paths.delete(path) && h("a", { href: `#${anchor(path)}` }, path));
+  if (links.length) document.querySelector(".contents").append(h("p", {}, h("span", { class: "soft small" }, title), links));
+}
 for (const [path, methods] of Object.entries(api.paths)) {
   for (const [method, each] of Object.entries(methods)) document.querySelector("main").append(operation(api, path, method, each));
 }

@@ -135,7 +135,7 @@ export class WatchView {
   }
 
   #failuresCard() {
-    this.failures = h("ul", { class: "failures" });
+    this.failures = h("ul", { class: "failures", tabindex: "0", "aria-label": "Failures" });
     this.noFailures = h("p", { class: "soft" }, "Nothing has failed.");
     return h("section", { class: "card", "aria-label": "Last failures" }, h("h2", {}, "Last failures"), this.failures, this.noFailures);
   }

@@ -20,9 +20,9 @@ from support.null_server import MODEL, Behaviour, start
 from support.processes.processes import lives, survivors
 from triptych.apps.cli.app import app
 from triptych.base.errors import ConfigError
-from triptych.goodput.load.generator import generate
-from triptych.goodput.load.job import LoadJob, Progress, Target
-from triptych.goodput.load.workload import Arrivals, Workload, arrival_times, plan_requests
+from triptych_bench.goodput.load.generator import generate
+from triptych_bench.goodput.load.job import LoadJob, Progress, Target
+from triptych_bench.goodput.load.workload import Arrivals, Workload, arrival_times, plan_requests
 
 SMALL = (
     *("--workload", "image", "--image-size", "32x32", "--text-tokens", "4", "--output-tokens", "4"),
@@ -166,7 +166,7 @@ async def test_a_closed_loop_keeps_its_number_in_flight():
 
 _RUN = """
 import json, sys, time
-from triptych.goodput.launch import launched, parse_shape
+from triptych_bench.goodput.launch import launched, parse_shape
 
 with launched(parse_shape("1E1PD"), sys.argv[1], [], 60.0) as cluster:
     print(json.dumps({"serve": cluster.pid, **cluster.processes}), flush=True)

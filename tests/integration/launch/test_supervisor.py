@@ -72,6 +72,24 @@ async def test_every_start_and_every_end_of_a_child_is_told():
     assert first != second
 
 
+async def test_why_a_child_cannot_work_as_configured_is_the_supervisors_last_line(tmp_path, caplog):
+    command = (sys.executable, "-m", "triptych.apps.cli", "pd", str(tmp_path / "none"))
+    plan = ClusterPlan(
+        workers=(("pd-0", command),),
+        worker_secrets={},
+        proxy=(sys.executable, "-c", _SLEEPER),
+        proxy_secrets={},
+        proxy_address=("127.0.0.1", 1),
+        pools={"pd": 1},
+        run_dir=tmp_path,
+        store_url=f"unix://{tmp_path}/no.sock",
+        store=None,
+    )
+    with caplog.at_level("INFO", logger="launch"):
+        assert await within("the end of all", asyncio.create_task(Supervisor(plan, lambda: None).run())) == 2
+    assert caplog.messages[-1].startswith("pd-0: --store is missing: give")
+
+
 _SUPERVISOR = """
 import sys, time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The wheel in a new environment outside of the checkout: alone, and with each of its extras."""
+"""The wheels in new environments outside of the checkout: alone, with each extra, and triptych-bench."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from email.parser import HeaderParser
 from pathlib import Path
 
 import pytest
+
+from triptych import __version__
 
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -31,18 +33,21 @@ WORKS = {
     "cert": ["triptych cert tls"],
     "video": ["python -c 'import av'"],
     "otel": ["python -c 'import opentelemetry.sdk.trace, triptych.base.tracing.otlp'"],
-    "bench": [
-        "triptych bench workloads",
-        "triptych plan --gpu l4 --workload image --devices 2 --quick --output-tokens 8 --plot plan.svg",
-    ],
-    "bench,photos": [
-        "python -c 'from triptych.goodput.load.pictures import *; draw(Picture(0, 64, 64, \"photos\"))'"
-    ],
     "ray": ["python -c 'import ray, triptych.apps.launch.ray.connection'", "triptych cert tls"],
     "worker,embedded,doctor": [
         "triptych doctor --port 0 --grpc-port 0",
         "triptych tones 555 -o tones.wav",
         "triptych check",
+    ],
+}
+#: What works with triptych-bench beside the core, and with its extra.
+BENCH_WORKS = {
+    "": [
+        "triptych bench workloads",
+        "triptych plan --gpu l4 --workload image --devices 2 --quick --output-tokens 8 --plot plan.svg",
+    ],
+    "[photos]": [
+        "python -c 'from triptych_bench.goodput.load.pictures import *; draw(Picture(0, 64, 64, \"photos\"))'"
     ],
 }
 #: vLLM brings a torch of its own, for the machine that it runs on: tests/with_vllm has an environment of it.
@@ -63,8 +68,8 @@ def run(*words: str | Path, folder: Path, check: bool = True) -> subprocess.Comp
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of what git has: a build leaves folders behind."""
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """triptych and triptych-bench, built from a copy of what git has: a build leaves folders behind."""
     source = tmp_path_factory.mktemp("source")
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
     for name in filter(None, names.stdout.split("\0")):
@@ -73,9 +78,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copy(ROOT / name, source / name, follow_symlinks=False)
     target = tmp_path_factory.mktemp("wheel")
     build = f"import setuptools.build_meta as b; b.build_wheel({str(target)!r})"
-    run(sys.executable, "-c", build, folder=source)
-    [path] = target.iterdir()
-    return path
+    for folder in (source, source / "triptych_bench"):
+        run(sys.executable, "-c", build, folder=folder)
+    [bench] = target.glob("triptych_bench-*")
+    [core] = target.glob("triptych-*")
+    return core, bench
+
+
+@pytest.fixture(scope="module")
+def wheel(wheels: tuple[Path, Path]) -> Path:
+    return wheels[0]
 
 
 def test_every_extra_is_tried() -> None:
@@ -96,25 +108,57 @@ def test_the_wheel_says_what_it_is_and_has_the_package_alone(wheel: Path) -> Non
     assert str(metadata.get_payload()).startswith("# Triptych")
 
 
+def test_the_wheel_of_bench_has_every_module_of_it_and_is_of_the_same_release(
+    wheels: tuple[Path, Path],
+) -> None:
+    core, bench = wheels
+    assert core.name.split("-")[1] == bench.name.split("-")[1] == __version__
+    with zipfile.ZipFile(bench) as archive:
+        found = {name for name in archive.namelist() if name.endswith(".py")}
+        [about] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = HeaderParser().parsestr(archive.read(about).decode())
+    assert found == {str(path.relative_to(ROOT)) for path in (ROOT / "triptych_bench").rglob("*.py")}
+    assert f"triptych=={__version__}" in metadata.get_all("Requires-Dist", [])
+
+
+def new_environment(folder: Path) -> tuple[Path, tuple[str | Path, ...]]:
+    """Its programs' folder, and the words that install there."""
+    run(sys.executable, "-m", "venv", folder / "environment", folder=folder)
+    programs = folder / "environment" / "bin"
+    return programs, (programs / "python", "-m", "pip", "install", "-q")
+
+
+def works(programs: Path, lines: list[str], folder: Path) -> None:
+    for line in lines:
+        program, *words = shlex.split(line)
+        run(programs / program, *words, folder=folder)
+
+
+@pytest.mark.parametrize("extra", [pytest.param(extra, id=extra or "bench") for extra in BENCH_WORKS])
+def test_bench_and_plan_work_with_triptych_bench(
+    wheels: tuple[Path, Path], tmp_path: Path, extra: str
+) -> None:
+    programs, install = new_environment(tmp_path)
+    run(*install, *CONSTRAINTS, wheels[0], f"{wheels[1]}{extra}", folder=tmp_path)
+    works(programs, BENCH_WORKS[extra], tmp_path)
+
+
 @pytest.mark.parametrize("extras", [pytest.param(extras, id=extras or "core") for extras in WORKS])
 def test_the_wheel_works_in_a_new_environment(wheel: Path, tmp_path: Path, extras: str) -> None:
-    environment = tmp_path / "environment"
-    run(sys.executable, "-m", "venv", environment, folder=tmp_path)
-    pip = (environment / "bin" / "python", "-m", "pip", "install", "-q")
+    programs, pip = new_environment(tmp_path)
     if "worker" in extras and (words := os.environ.get("PIP_TORCH_ARGS")):
         [torch] = [
             line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch==")
         ]
         run(*pip, *shlex.split(words), torch, folder=tmp_path)
     run(*pip, *CONSTRAINTS, f"{wheel}[{extras}]" if extras else wheel, folder=tmp_path)
-    for line in WORKS[extras]:
-        program, *words = shlex.split(line)
-        run(environment / "bin" / program, *words, folder=tmp_path)
+    works(programs, WORKS[extras], tmp_path)
     where = "import triptych; print(triptych.__file__)"
-    assert run(environment / "bin" / "python", "-c", where, folder=tmp_path).stdout.startswith(str(tmp_path))
+    assert run(programs / "python", "-c", where, folder=tmp_path).stdout.startswith(str(tmp_path))
     if not extras:
-        refused = run(environment / "bin" / "triptych", "check", folder=tmp_path, check=False)
-        assert refused.returncode and "pip install 'triptych[worker]'" in refused.stderr
+        for command, remedy in (("check", "'triptych[worker]'"), ("plan", "triptych-bench")):
+            refused = run(programs / "triptych", command, folder=tmp_path, check=False)
+            assert refused.returncode and f"pip install {remedy}" in refused.stderr
         client = "import triptych; triptych.Client"
-        refused = run(environment / "bin" / "python", "-c", client, folder=tmp_path, check=False)
+        refused = run(programs / "python", "-c", client, folder=tmp_path, check=False)
         assert refused.returncode and "pip install 'triptych[client]'" in refused.stderr

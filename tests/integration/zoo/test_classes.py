@@ -119,11 +119,6 @@ ROWS: dict[str, tuple[Damage, str, str]] = {
         "has no tokenizer: put its tokenizer.json into the folder",
         "encoder pd",
     ),
-    "template": (
-        without("chat_template*"),
-        "has no chat template: put a chat_template.jinja into the folder",
-        "pd",
-    ),
     "placeholders": (
         changed("processor_config.json", image_seq_length=7),
         "its processor writes 35 placeholders for an item of which its tower makes 20 rows: correct",

@@ -259,7 +259,8 @@ def make_openapi() -> dict[str, Any]:
         "info": {
             "title": "Triptych",
             "version": __version__,
-            "description": "Multimodal models behind OpenAI's API. Unknown fields are ignored.",
+            "description": "Multimodal models behind OpenAI's API. Fields that are not known are named in "
+            "the reply's header X-Triptych-Ignored-Fields; misspelt ones are refused.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         **({"externalDocs": {"url": documents["Documentation"]}} if (documents := links()) else {}),

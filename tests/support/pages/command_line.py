@@ -34,7 +34,7 @@ def commands(group: click.Group = app, before: str = "triptych") -> Commands:
 
 def option_names() -> frozenset[str]:
     """Every flag of every command, short and negated ones too."""
-    names = {"--help", "--version", "-h"}
+    names = {"--help", "--help-all", "--version", "-h"}
     for _, command in commands():
         for parameter in command.params:
             names |= {*parameter.opts, *parameter.secondary_opts}

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.against_peer.loads import Turn, decode_step, ratios
 from benchmarks.against_peer.trials import Trial, totals
-from triptych.goodput.load.job import RequestRecord
+from triptych_bench.goodput.load.job import RequestRecord
 
 
 def a_turn(system: str, number: int, **more: object) -> Turn:

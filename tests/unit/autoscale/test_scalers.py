@@ -22,10 +22,10 @@ from benchmarks.autoscale.pool import ElasticPDPool, ElasticPool
 from benchmarks.autoscale.traces import TRACES, requests_of
 from support.simulated import COSTS, LIMITS, MIX, MODEL, PICTURE
 from triptych.base.config import EncoderConfig
-from triptych.goodput.load.workload import Arrivals, Workload, arrival_times, plan_requests
-from triptych.simulator.cluster.context import Simulation
-from triptych.simulator.cluster.shape import on_devices
-from triptych.simulator.run import simulate
+from triptych_bench.goodput.load.workload import Arrivals, Workload, arrival_times, plan_requests
+from triptych_bench.simulator.cluster.context import Simulation
+from triptych_bench.simulator.cluster.shape import on_devices
+from triptych_bench.simulator.run import simulate
 
 
 def follow(scaler: Scaler, seconds: int, view: Callable[[int, int], PoolView], workers: int = 1) -> list[int]:

@@ -46,8 +46,9 @@ def test_a_measurement_that_is_impossible_is_an_error_that_names_the_flag(words,
     assert said in str(result.exception)
 
 
-def test_without_its_extra_the_command_names_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+@pytest.mark.parametrize("missing", ["matplotlib", "triptych_bench"])
+def test_without_its_distribution_the_command_names_what_to_install(monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
     result = bench("workloads")
     assert isinstance(result.exception, ConfigError)
-    assert "triptych[bench]" in str(result.exception)
+    assert "pip install triptych-bench" in str(result.exception)

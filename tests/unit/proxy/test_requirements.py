@@ -1,4 +1,4 @@
-"""The proxy imports what the package brings alone, a command what the extra brings that it asks for."""
+"""The proxy imports what the package brings alone, a command what its distribution brings."""
 
 from __future__ import annotations
 
@@ -43,16 +43,20 @@ def _with_their_own(lines: list[str]) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("module", "extra"), [("triptych.proxy.service", ""), ("triptych.simulator.plan.answer", "bench")]
+    ("module", "distributions"),
+    [("triptych.proxy.service", ["."]), ("triptych_bench.simulator.plan.answer", [".", "triptych_bench"])],
+    ids=["proxy", "plan"],
 )
-def test_a_service_or_command_starts_with_what_it_asks_for_alone(module: str, extra: str) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    brought = project["optional-dependencies"][extra] if extra else []
-    installed = _with_their_own([*project["dependencies"], *brought])
+def test_a_service_or_command_starts_with_what_it_asks_for_alone(
+    module: str, distributions: list[str]
+) -> None:
+    files = [(ROOT / folder / "pyproject.toml").read_text(encoding="utf-8") for folder in distributions]
+    lines = [line for text in files for line in tomllib.loads(text)["project"]["dependencies"]]
+    installed = _with_their_own([line for line in lines if not line.startswith("triptych=")])
     absent = [
         name
         for name, owners in packages_distributions().items()
-        if name != "triptych" and not set(map(canonicalize_name, owners)) & installed
+        if name not in ("triptych", "triptych_bench") and not set(map(canonicalize_name, owners)) & installed
     ]
     assert "pytest" in absent
     command = [sys.executable, "-c", IMPORT, module]

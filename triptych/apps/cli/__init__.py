@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from pathlib import Path
 
 from triptych.apps.cli.app import app
 from triptych.apps.launch.secrets import receive_secrets
 from triptych.base.errors import ConfigError
 from triptych.base.log import logs_json
-from triptych.base.parent import end_on_sigterm
+from triptych.base.parent import CAUSE_VARIABLE, end_on_sigterm
 
 #: Exit code of a command that cannot work as configured.
 CONFIG_EXIT = 2
@@ -27,4 +28,6 @@ def main() -> None:
             logging.getLogger("triptych").critical("%s", error)
         else:
             sys.stderr.write(f"triptych: {error}\n")
+        if file := os.environ.get(CAUSE_VARIABLE):
+            Path(file).write_text(str(error), encoding="utf-8")
         sys.exit(CONFIG_EXIT)

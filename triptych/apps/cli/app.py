@@ -14,27 +14,28 @@ from triptych.base.edges import load_edge
 from triptych.base.errors import ConfigError
 
 _WORKER = ("PIL", "jinja2", "llguidance", "numpy", "safetensors", "soundfile", "soxr", "tokenizers", "torch")
-#: The extra that installs each module.
-_EXTRAS = dict.fromkeys((*_WORKER, "transformers"), "worker")
-_EXTRAS |= {"cryptography": "cert", "matplotlib": "bench", "ray": "ray", "vllm": "vllm"}
-_EXTRAS |= {"httpx2": "client", "rich": "top", "packaging": "doctor"}
-#: Commands with an extra of their own, whatever module is missing.
-_WHOLE = {"bench": "bench", "plan": "bench", "top": "top"}
+#: What pip installs for each module that is not the core's.
+_INSTALLS = dict.fromkeys((*_WORKER, "transformers"), "'triptych[worker]'")
+_INSTALLS |= {"cryptography": "'triptych[cert]'", "ray": "'triptych[ray]'", "vllm": "'triptych[vllm]'"}
+_INSTALLS |= {"httpx2": "'triptych[client]'", "rich": "'triptych[top]'", "packaging": "'triptych[doctor]'"}
+_INSTALLS |= dict.fromkeys(("triptych_bench", "matplotlib"), "triptych-bench")
+#: What it installs for a command, whatever of it is missing.
+_WHOLE = {"bench": "triptych-bench", "plan": "triptych-bench", "top": "'triptych[top]'"}
 
 
 class CommandGroup(click.Group):
-    """A group whose commands end with one sentence where a package of an extra is missing."""
+    """A group whose commands end with one sentence where a package that is no part of the core is missing."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
             module, command = (error.name or "").partition(".")[0], ctx.invoked_subcommand
-            if module not in _EXTRAS:
+            if module not in _INSTALLS:
                 raise
-            extra = _WHOLE.get(command or "", _EXTRAS[module])
+            install = _WHOLE.get(command or "", _INSTALLS[module])
             raise ConfigError(
-                f"`triptych {command}` needs {module}, not installed here: pip install 'triptych[{extra}]'"
+                f"`triptych {command}` needs {module}, not installed here: pip install {install}"
             ) from error
 
 

@@ -62,6 +62,10 @@ def check_model(config: ClusterConfig, given: str) -> Iterator[CheckResult]:
     if stored:
         yield ok("model", f"{path}, {format_size(stored)} of weights")
     else:
+        if any(path.glob("*.bin")):
+            from triptych.models.checkpoint.folder import safetensors_files
+
+            safetensors_files(path)  # says that pickles are never loaded
         remedy = "fetch *.safetensors to have tensors, tokenizer, chat template and a sample checked, too"
         yield note("model", f"{path} holds no weights: only its config.json is checked", remedy)
     from triptych.models.checkpoint.pooling import read_task
@@ -200,12 +204,15 @@ def _load(
     The weights of a decoder that is not `native` are vLLM's.
     """
     from triptych.encoder_worker.loading import warm_up
+    from triptych.models.checkpoint.folder import given_template
     from triptych.models.registry import generation_defaults, load_decoder, load_encoder
     from triptych.models.weights.loading import parameter_bytes
-    from triptych.pd_worker.frontend.prompt import check_prompts, open_checkpoint
+    from triptych.pd_worker.frontend.prompt import open_checkpoint
+    from triptych.pd_worker.frontend.tokenization import load_tokenizer
 
     family.encoder.processor_config(path)
-    check_prompts(path)
+    template = given_template(pd.chat_template)
+    load_tokenizer(path)
     encoder = load_encoder(path, device=device, dtype=dtype, quantization=pd.quantization)
     decoder = (
         load_decoder(
@@ -215,7 +222,7 @@ def _load(
         else family.decoder.without_weights(path, dtype=dtype)
     )
     generation_defaults(path)
-    open_checkpoint(path, decoder, decoder.geometry.max_position_embeddings)
+    open_checkpoint(path, decoder, decoder.geometry.max_position_embeddings, chat_template=template)
     try:
         warm_up(encoder)
     except InvalidRequest as error:

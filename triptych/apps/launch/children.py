@@ -8,10 +8,12 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from triptych.apps.launch.fork.client import ForkedProcess, ForkServer
 from triptych.apps.launch.secrets import VARIABLE, hand_down
-from triptych.base.parent import PARENT_VARIABLE
+from triptych.base.parent import CAUSE_VARIABLE, PARENT_VARIABLE
 
 logger = logging.getLogger("launch")
 
@@ -52,6 +54,8 @@ class Child:
         self._fork_server = fork_server
         self._process: asyncio.subprocess.Process | ForkedProcess | None = None
         self._ending = False
+        #: Why it cannot work as configured, once that is known.
+        self.cause = ""
 
     @property
     def pid(self) -> int | None:
@@ -68,7 +72,10 @@ class Child:
             if self._ending:
                 break
             started = time.monotonic()
-            code = await self._run_once()
+            with TemporaryDirectory(prefix="triptych-") as folder:
+                code = await self._run_once(cause := Path(folder, "cause"))
+                if code == CONFIG_EXIT and cause.is_file():
+                    self.cause = f"{self.name}: {cause.read_text(encoding='utf-8')}"
             if self._ending:
                 break
             if code == CONFIG_EXIT:
@@ -79,8 +86,8 @@ class Child:
             )
         return 0
 
-    async def _run_once(self) -> int:
-        own = {"TRIPTYCH_SERVICE": self.name, PARENT_VARIABLE: str(os.getpid())}
+    async def _run_once(self, cause: Path) -> int:
+        own = {"TRIPTYCH_SERVICE": self.name, PARENT_VARIABLE: str(os.getpid()), CAUSE_VARIABLE: str(cause)}
         self._process = await self._start(own)
         if self._process is None:
             return 0

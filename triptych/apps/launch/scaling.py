@@ -170,6 +170,8 @@ class LocalWorkers:
         self._tasks: set[asyncio.Task[None]] = set()
         self._over = asyncio.Event()
         self._exit_code = 0
+        #: Why the cluster cannot go on.
+        self.cause = ""
 
     @property
     def processes(self) -> dict[str, int | None]:
@@ -246,7 +248,7 @@ class LocalWorkers:
                 del named[child.name]
         self._on_change()
         if code and (pool_of(child.name) not in self._plan.scaled or not others):
-            self._exit_code = code
+            self._exit_code, self.cause = code, child.cause
             self._over.set()
         elif code:
             self._refused.add(child.name)

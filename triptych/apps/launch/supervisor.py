@@ -66,6 +66,8 @@ class Supervisor:
             for watch in watches:
                 watch.cancel()
             await asyncio.gather(*watches, return_exceptions=True)
+            if cause := self._proxy.cause or self._workers.cause:
+                logger.error("%s", cause)
 
     def _helpers(self) -> list[Coroutine[Any, Any, None]]:
         """What is done beside the watches, until the end."""

@@ -172,6 +172,11 @@ class PDConfig(WorkerConfig):
     )
     engine_url: str = flag("", "URL of a vLLM server, like http://10.0.0.7:8000; default: one is started")
     engine_key_file: str = flag("", "file with the API key of that vLLM server (its --api-key)")
+    chat_template: str = flag(
+        "",
+        "file with a chat template (Jinja) in place of the checkpoint's, the same for all PD workers of a "
+        "model; a model without any serves prompts alone",
+    )
     reasoning_parser: str = flag(
         "auto",
         "markers of the model's reasoning, which replies have as reasoning_content: auto, by the chat "

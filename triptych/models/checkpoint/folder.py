@@ -111,10 +111,21 @@ def read_config(path: Path) -> JsonObject:
         what = "is a file" if path.is_file() else "does not exist"
         raise ConfigError(f"MODEL={path} {what}: {_REMEDY}")
     config = read_json(path / "config.json")
+    names = {file.name for file in path.iterdir()}
     if config is None:
-        raise ConfigError(f"MODEL={path} has no config.json: {_REMEDY}")
-    check_supported(path, required_by_checkpoint(config, (file.name for file in path.iterdir())))
+        raise ConfigError(f"MODEL={path} {_foreign(names) or f'has no config.json: {_REMEDY}'}")
+    check_supported(path, required_by_checkpoint(config, names))
     return config
+
+
+def _foreign(names: Iterable[str]) -> str:
+    """What a folder without config.json is, and where it is served; empty for none that is known."""
+    for name in names:
+        if name == "adapter_config.json":
+            return "is a LoRA adapter: merge it into its checkpoint (peft: merge_and_unload) and give that"
+        if name.endswith(".gguf"):
+            return f"holds {name}, which llama.cpp serves: {_REMEDY}"
+    return ""
 
 
 def read_json(file: Path) -> JsonObject | None:
@@ -130,6 +141,12 @@ def read_json(file: Path) -> JsonObject | None:
     return value
 
 
+def check_folder(path: Path) -> None:
+    """ConfigError for a folder that lacks weights or tokenizer, or whose files are cut, by their headers."""
+    _tensor_files(path)
+    check_vocabulary(path)
+
+
 #: The files that a tokenizer's vocabulary may be in.
 _VOCABULARIES = ("tokenizer.json", "vocab*", "*.model", "*.spm", "*.tiktoken", "tekken.json")
 
@@ -138,6 +155,19 @@ def check_vocabulary(path: Path) -> None:
     """ConfigError where the folder has no tokenizer: transformers makes an empty one then."""
     if not any(True for pattern in _VOCABULARIES for _ in path.glob(pattern)):
         raise ConfigError(f"MODEL={path} has no tokenizer: put its tokenizer.json into the folder")
+
+
+def given_template(file: str) -> str:
+    """The source in the file of --chat-template, empty without one; ConfigError where it cannot be read."""
+    if not file:
+        return ""
+    try:
+        source = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"--chat-template {file} cannot be read: {error}") from error
+    if not source.strip():
+        raise ConfigError(f"--chat-template {file} is empty: give a Jinja template, or leave it out")
+    return source
 
 
 def safetensors_files(path: Path) -> list[Path]:

@@ -120,7 +120,10 @@ def check_getter(model: PreTrainedModel, modality: str) -> bool:
     """
     name, getter = type(model).__name__, getattr(base_of(model), f"get_{modality}_features", None)
     if getter is None:
-        raise ConfigError(f"{name} has no get_image_features and no get_audio_features: it cannot be served")
+        raise ConfigError(
+            f"{name} takes text alone, or attends to pictures within its layers (it has no "
+            "get_image_features and no get_audio_features): serve it with vLLM or SGLang"
+        )
     if modality not in modality_tokens(model.config):
         raise ConfigError(f"{name}: its config.json names no {modality}_token_id")
     names = inspect.signature(getter).parameters

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from support.data.checkpoints import build_checkpoint
 from triptych.apps.cli.app import app
 from triptych.base.errors import ConfigError
-from triptych.simulator.costs.costs import read_profile
-from triptych.simulator.profile import fit, proxy
-from triptych.simulator.profile.fit import TERMS
+from triptych_bench.simulator.costs.costs import read_profile
+from triptych_bench.simulator.profile import fit, proxy
+from triptych_bench.simulator.profile.fit import TERMS
 
 
 @pytest.mark.timeout(300)

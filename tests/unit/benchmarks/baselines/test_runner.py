@@ -12,7 +12,7 @@ from benchmarks.baselines import runner
 from benchmarks.baselines.matrix import System
 from benchmarks.baselines.runner import run_cells
 from support.clock import Clock
-from triptych.goodput.report.display import Display
+from triptych_bench.goodput.report.display import Display
 
 SYSTEMS = {name: System(name=name) for name in ("a", "b")}
 

@@ -9,10 +9,10 @@ import json
 import pytest
 from PIL import Image
 
-from triptych.goodput.load.client import StreamedReply
-from triptych.goodput.load.job import LoadJob, Target
-from triptych.goodput.load.payload import Bodies
-from triptych.goodput.load.workload import Workload, plan_requests
+from triptych_bench.goodput.load.client import StreamedReply
+from triptych_bench.goodput.load.job import LoadJob, Target
+from triptych_bench.goodput.load.payload import Bodies
+from triptych_bench.goodput.load.workload import Workload, plan_requests
 
 
 def event(**body) -> bytes:

@@ -13,13 +13,13 @@ from tokenizers import Tokenizer
 
 from triptych.apps.launch.model_path import DEMO_MODEL
 from triptych.base.errors import ConfigError
-from triptych.goodput import launch
-from triptych.goodput.load import pictures
-from triptych.goodput.load.azure_lmm import IMAGES, TEXT_TOKENS, lmm_workload, read_azure_csv
-from triptych.goodput.load.job import Target
-from triptych.goodput.load.pictures import CONTENTS, PHOTOGRAPHS, draw
-from triptych.goodput.load.words import text
-from triptych.goodput.load.workload import (
+from triptych_bench.goodput import launch
+from triptych_bench.goodput.load import pictures
+from triptych_bench.goodput.load.azure_lmm import IMAGES, TEXT_TOKENS, lmm_workload, read_azure_csv
+from triptych_bench.goodput.load.job import Target
+from triptych_bench.goodput.load.pictures import CONTENTS, PHOTOGRAPHS, draw
+from triptych_bench.goodput.load.words import text
+from triptych_bench.goodput.load.workload import (
     KINDS,
     Arrivals,
     Picture,
@@ -32,7 +32,7 @@ from triptych.goodput.load.workload import (
     plan_requests,
     read_trace,
 )
-from triptych.goodput.measure.slo import PRESETS, preset
+from triptych_bench.goodput.measure.slo import PRESETS, preset
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -153,7 +153,7 @@ def test_most_of_two_screenshots_of_one_screen_is_the_same() -> None:
 def test_photographs_that_are_not_installed_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pictures, "find_spec", lambda _: None)
     pictures._source.cache_clear()
-    with pytest.raises(ConfigError, match=r"pip install 'triptych\[photos\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'triptych-bench\[photos\]'"):
         draw(Picture(0, 32, 32, "photos"))
 
 

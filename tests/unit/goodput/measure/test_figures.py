@@ -8,10 +8,10 @@ import random
 import pytest
 
 from triptych.base.errors import ConfigError
-from triptych.goodput.load.job import RequestRecord
-from triptych.goodput.measure.figures import drift_of, judge, percentile, summarise
-from triptych.goodput.measure.search import SearchLimits, Verdict, search
-from triptych.goodput.measure.slo import parse_slo
+from triptych_bench.goodput.load.job import RequestRecord
+from triptych_bench.goodput.measure.figures import drift_of, judge, percentile, summarise
+from triptych_bench.goodput.measure.search import SearchLimits, Verdict, search
+from triptych_bench.goodput.measure.slo import parse_slo
 
 SLO = parse_slo(["ttft:100 tpot:10"])
 

@@ -11,15 +11,15 @@ from PIL import Image
 from rich.console import Console
 
 from triptych.base.errors import ConfigError
-from triptych.goodput.load.job import RequestRecord, Target, WindowReport
-from triptych.goodput.measure.figures import drift_of, judge, summarise
-from triptych.goodput.measure.search import SearchLimits, Verdict, search
-from triptych.goodput.measure.slo import parse_slo, preset
-from triptych.goodput.measure.window import MeasuredWindow, QueueSample, RunSettings, make_job
-from triptych.goodput.report.comparison import compare_results, compare_searches, ratio
-from triptych.goodput.report.display import Display
-from triptych.goodput.report.machine import Machine
-from triptych.goodput.report.plots import (
+from triptych_bench.goodput.load.job import RequestRecord, Target, WindowReport
+from triptych_bench.goodput.measure.figures import drift_of, judge, summarise
+from triptych_bench.goodput.measure.search import SearchLimits, Verdict, search
+from triptych_bench.goodput.measure.slo import parse_slo, preset
+from triptych_bench.goodput.measure.window import MeasuredWindow, QueueSample, RunSettings, make_job
+from triptych_bench.goodput.report.comparison import compare_results, compare_searches, ratio
+from triptych_bench.goodput.report.display import Display
+from triptych_bench.goodput.report.machine import Machine
+from triptych_bench.goodput.report.plots import (
     knee_of,
     latency_against_rate,
     latency_over_time,
@@ -27,7 +27,7 @@ from triptych.goodput.report.plots import (
     plt,
     save_plots,
 )
-from triptych.goodput.report.result import document, read_result, write_json
+from triptych_bench.goodput.report.result import document, read_result, write_json
 
 SLO = parse_slo(["ttft:200 tpot:50"])
 SETTINGS = RunSettings(

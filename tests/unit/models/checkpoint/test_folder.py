@@ -16,7 +16,7 @@ from support.data.checkpoints import build_checkpoint, edit_config
 from triptych.base.config import EncoderConfig, PDConfig
 from triptych.base.errors import ConfigError
 from triptych.models.checkpoint import folder
-from triptych.models.checkpoint.folder import Checkpoint, Cut, read_config
+from triptych.models.checkpoint.folder import Checkpoint, Cut, check_folder, given_template, read_config
 from triptych.models.checkpoint.pooling import GENERATES, PoolingDefaults, read_pooling
 from triptych.models.checkpoint.support import (
     MATRIX,
@@ -325,3 +325,44 @@ def test_a_head_of_several_labels_is_not_served(tmp_path, labels):
 def test_tokens_that_the_tokenizer_lacks_are_named(tmp_path):
     with pytest.raises(ConfigError, match="relevant"):
         read_pooling(folder_of(tmp_path, config={"classifier_from_token": ["no", "relevant"]}), TOKENIZER)
+
+
+def test_a_template_of_ones_own_is_read_from_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "own.jinja"
+    assert given_template("") == ""
+    file.write_text("own")
+    assert given_template(str(file)) == "own"
+    for content in (b" \n", b"\xff\xfe"):
+        file.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"--chat-template .*own\.jinja (is empty|cannot be read)"):
+            given_template(str(file))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        given_template(str(tmp_path / "none"))
+
+
+def test_an_adapter_and_a_gguf_file_are_named_as_what_they_are(tmp_path: Path) -> None:
+    (tmp_path / "model-q4.gguf").touch()
+    with pytest.raises(ConfigError, match=r"holds model-q4\.gguf, which llama\.cpp serves: give"):
+        read_config(tmp_path)
+    (tmp_path / "model-q4.gguf").unlink()
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="is a LoRA adapter: merge it into its checkpoint"):
+        read_config(tmp_path)
+
+
+def test_a_folder_is_checked_by_its_names_and_headers(tmp_path: Path) -> None:
+    path = build_checkpoint("qwen3_vl", tmp_path / "model")
+    check_folder(path)
+    file = next(path.glob("*.safetensors"))
+    whole = file.read_bytes()
+    for damage, words in ((whole[:-9], "is damaged"), (b"", "is damaged")):
+        file.write_bytes(damage)
+        with pytest.raises(ConfigError, match=words):
+            check_folder(path)
+    file.write_bytes(whole)
+    (path / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match=r"put its tokenizer\.json into the folder"):
+        check_folder(path)
+    file.rename(path / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match="pickles are never loaded"):
+        check_folder(path)

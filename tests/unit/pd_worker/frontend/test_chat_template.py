@@ -85,9 +85,11 @@ def test_the_template_file_goes_before_the_tokenizers(tmp_path):
     assert read_template(tmp_path, "t") == "f"
 
 
-def test_no_template_at_all_is_a_config_error(tmp_path):
-    with pytest.raises(ConfigError, match=r"chat_template\.jinja"):
-        read_template(tmp_path, None)
+def test_a_model_without_a_template_renders_nothing_and_names_what_it_serves(tmp_path):
+    template = ChatTemplate(read_template(tmp_path, None))
+    assert not template.takes_parts
+    with pytest.raises(InvalidRequest, match=r"send a prompt to /v1/completions, or .* --chat-template"):
+        template.render(user("x"))
 
 
 #: A user's parts, a tool's content in three ways: by its parts, as it stands, and for strings only.

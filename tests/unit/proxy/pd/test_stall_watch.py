@@ -119,7 +119,9 @@ def make_request(attempt: int) -> Any:
         call=SimpleNamespace(tenant="", prompt=(1,), encoder=None, sampling=SimpleNamespace(max_tokens=1)),
         bound=SimpleNamespace(model_key="m"),
         content=SimpleNamespace(items=(), chain=()),
-        lifecycle=SimpleNamespace(attempt=attempt, ended=False, items={}, output_token_ids=[]),
+        lifecycle=SimpleNamespace(
+            attempt=attempt, ended=False, items={}, prompt_token_ids=None, output_token_ids=[]
+        ),
         link=None,
         output=SimpleNamespace(paused=False),
         stale_link=None,
@@ -144,16 +146,16 @@ async def test_an_attempt_that_is_over_in_the_moment_of_its_hand_over_reaches_no
     accepted: list[int] = []
     events: Any = SimpleNamespace(deliver=lambda request_id, event: accepted.append(event.attempt))
     transport: Any = SimpleNamespace(open_link=lambda *_: link)
-    monkeypatch.setattr(module, "submit_message", lambda request, order, proxy_id, timeout: order)
-    monkeypatch.setattr(module, "min_tokens", lambda call, items, resume: 1)
+    monkeypatch.setattr(module, "submit_message", lambda request, *_, **__: request.lifecycle)
+    monkeypatch.setattr(module, "min_tokens", lambda call, *_: 1)
     router = PDRouter(pool, "proxy", transport, events, lambda: 0.0)
     router.sync()
     request = make_request(1)
 
-    router.submit(request, Submit(1, None, frozenset(), frozenset()))
+    router.submit(request, Submit(1))
     request.lifecycle.attempt = 2  # before its hand-over has run
     router.release(request, EndAttempt(cancel=True, now=True))
-    router.submit(request, Submit(2, None, frozenset(), frozenset()))
+    router.submit(request, Submit(2))
     while not accepted:
         await asyncio.sleep(0)
     await router.close()

@@ -11,12 +11,12 @@ import pytest
 from support.simulated import COSTS, LIMITS, MIX, MODEL, PICTURE, RPC, TEXT, run
 from triptych.base.config import EncoderConfig, ProxyConfig
 from triptych.base.errors import ConfigError
-from triptych.goodput.load.workload import Picture, PlannedRequest, Workload, plan_requests
-from triptych.simulator.cluster.context import Simulation
-from triptych.simulator.cluster.requests import JPEG_BYTES
-from triptych.simulator.cluster.shape import ClusterShape, colocated, on_devices
-from triptych.simulator.costs.costs import chunk_context
-from triptych.simulator.run import simulate
+from triptych_bench.goodput.load.workload import Picture, PlannedRequest, Workload, plan_requests
+from triptych_bench.simulator.cluster.context import Simulation
+from triptych_bench.simulator.cluster.requests import JPEG_BYTES
+from triptych_bench.simulator.cluster.shape import ClusterShape, colocated, on_devices
+from triptych_bench.simulator.costs.costs import chunk_context
+from triptych_bench.simulator.run import simulate
 
 PIXELS = 320 * 320
 PATCHES, ROWS = 400, 100
@@ -155,5 +155,5 @@ def test_what_cannot_be_simulated_is_named(times: list[float], shape: ClusterSha
 
 
 def test_the_simulator_needs_no_torch() -> None:
-    code = "import sys, triptych.simulator.run; assert not {'torch', 'transformers'} & set(sys.modules)"
+    code = "import sys, triptych_bench.simulator.run; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from support.simulated import COSTS, MIX, PICTURE, run
-from triptych.goodput.load.workload import Picture, PlannedRequest
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.encoders.job import FairTurns
-from triptych.simulator.cluster.context import Simulation
-from triptych.simulator.cluster.loop import VirtualLoop
-from triptych.simulator.cluster.proxy import SimulatedProxy
-from triptych.simulator.cluster.requests import SimulatedRequest
-from triptych.simulator.cluster.shape import ClusterShape, colocated, in_step, on_devices
+from triptych_bench.goodput.load.workload import Picture, PlannedRequest
+from triptych_bench.simulator.cluster.context import Simulation
+from triptych_bench.simulator.cluster.loop import VirtualLoop
+from triptych_bench.simulator.cluster.proxy import SimulatedProxy
+from triptych_bench.simulator.cluster.requests import SimulatedRequest
+from triptych_bench.simulator.cluster.shape import ClusterShape, colocated, in_step, on_devices
 
 
 def test_sleeps_and_timeouts_of_tasks_take_no_time_but_virtual_one() -> None:

@@ -17,7 +17,7 @@ from triptych.base.errors import ConfigError
 from triptych.models.registry import load_decoder, load_encoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.frontend.prompt import open_checkpoint
-from triptych.simulator.costs.costs import (
+from triptych_bench.simulator.costs.costs import (
     QWEN3_VL_4B,
     QWEN3_VL_4B_SHAPE,
     CostModel,
@@ -27,8 +27,8 @@ from triptych.simulator.costs.costs import (
     ProxyCosts,
     read_profile,
 )
-from triptych.simulator.costs.model_config import PlannedModel, read_model
-from triptych.simulator.profile.profile import shape_of
+from triptych_bench.simulator.costs.model_config import PlannedModel, read_model
+from triptych_bench.simulator.profile.profile import shape_of
 
 COSTS = CostModel(
     "toy",

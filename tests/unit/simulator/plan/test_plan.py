@@ -9,16 +9,16 @@ import pytest
 
 from support.simulated import COSTS, LIMITS, MODEL
 from triptych.base.errors import ConfigError
-from triptych.goodput.load.job import RequestRecord
-from triptych.goodput.load.workload import Workload
-from triptych.goodput.measure.slo import Slo
-from triptych.simulator.cluster.shape import colocated, on_devices
-from triptych.simulator.costs.costs import CostModel, EncoderCosts, PDCosts, ProxyCosts
-from triptych.simulator.plan.answer import MAX_BOUGHT, fewest_workers
-from triptych.simulator.plan.estimate import Estimate, best_counts, estimate
-from triptych.simulator.plan.question import PlannedDevice, Question, check_question
-from triptych.simulator.plan.ratios import Ratios, Served, best_ratio, candidates
-from triptych.simulator.plan.trials import Trials, verdict_of
+from triptych_bench.goodput.load.job import RequestRecord
+from triptych_bench.goodput.load.workload import Workload
+from triptych_bench.goodput.measure.slo import Slo
+from triptych_bench.simulator.cluster.shape import colocated, on_devices
+from triptych_bench.simulator.costs.costs import CostModel, EncoderCosts, PDCosts, ProxyCosts
+from triptych_bench.simulator.plan.answer import MAX_BOUGHT, fewest_workers
+from triptych_bench.simulator.plan.estimate import Estimate, best_counts, estimate
+from triptych_bench.simulator.plan.question import PlannedDevice, Question, check_question
+from triptych_bench.simulator.plan.ratios import Ratios, Served, best_ratio, candidates
+from triptych_bench.simulator.plan.trials import Trials, verdict_of
 
 SLO = Slo((("ttft", 2000.0), ("tpot", 50.0)))
 #: One picture of 400 patches, and ten tokens out.

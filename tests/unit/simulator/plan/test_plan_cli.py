@@ -13,8 +13,8 @@ from support.data.checkpoints import build_checkpoint
 from support.simulated import COSTS, MODEL
 from triptych.apps.cli.app import app
 from triptych.base.errors import ConfigError
-from triptych.simulator.costs.model_config import read_model
-from triptych.simulator.plan.question import read_device
+from triptych_bench.simulator.costs.model_config import read_model
+from triptych_bench.simulator.plan.question import read_device
 
 QUICK = (
     "--workload",

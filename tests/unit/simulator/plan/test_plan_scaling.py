@@ -8,14 +8,14 @@ import pytest
 
 from support.simulated import COSTS, LIMITS, MODEL
 from triptych.base.errors import ConfigError
-from triptych.goodput.load.workload import Workload
-from triptych.goodput.measure.slo import Slo
-from triptych.simulator.cluster.shape import colocated, in_step, on_devices
-from triptych.simulator.costs.costs import CostModel, EncoderCosts
-from triptych.simulator.plan.estimate import Estimate
-from triptych.simulator.plan.question import PlannedDevice, Question, parse_prices
-from triptych.simulator.plan.ratios import Ratios, Served, advise, candidates
-from triptych.simulator.plan.scaling import (
+from triptych_bench.goodput.load.workload import Workload
+from triptych_bench.goodput.measure.slo import Slo
+from triptych_bench.simulator.cluster.shape import colocated, in_step, on_devices
+from triptych_bench.simulator.costs.costs import CostModel, EncoderCosts
+from triptych_bench.simulator.plan.estimate import Estimate
+from triptych_bench.simulator.plan.question import PlannedDevice, Question, parse_prices
+from triptych_bench.simulator.plan.ratios import Ratios, Served, advise, candidates
+from triptych_bench.simulator.plan.scaling import (
     SHARE,
     Traffic,
     bottlenecks,

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from triptych.base.errors import ConfigError
-from triptych.goodput.report.machine import Machine
-from triptych.simulator.costs.costs import QWEN3_VL_4B_SHAPE, published
-from triptych.simulator.profile.fit import TERMS, Sample, fit_costs
-from triptych.simulator.profile.profile import Profile, report
+from triptych_bench.goodput.report.machine import Machine
+from triptych_bench.simulator.costs.costs import QWEN3_VL_4B_SHAPE, published
+from triptych_bench.simulator.profile.fit import TERMS, Sample, fit_costs
+from triptych_bench.simulator.profile.profile import Profile, report
 
 TRUE = {
     "step": 2e-3,

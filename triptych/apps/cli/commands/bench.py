@@ -9,7 +9,12 @@ from pathlib import Path
 
 import click
 
-from triptych.apps.cli.commands.bench_options import AbOptions, CompareOptions, GoodputOptions, check_extra
+from triptych.apps.cli.commands.bench_options import (
+    AbOptions,
+    CompareOptions,
+    GoodputOptions,
+    check_installed,
+)
 from triptych.apps.cli.options import configured
 from triptych.base.errors import ConfigError
 from triptych.base.progress import lines_on_stderr
@@ -17,15 +22,15 @@ from triptych.base.progress import lines_on_stderr
 
 @click.group()
 def bench() -> None:
-    """Measures goodput: load, limits, rate search, comparisons. Needs the `bench` extra."""
+    """Measures goodput: load, limits, rate search, comparisons. Needs `pip install triptych-bench`."""
     click.get_current_context().with_resource(lines_on_stderr())
 
 
 @bench.command()
 def workloads() -> None:
     """Lists the workloads."""
-    check_extra()
-    from triptych.goodput.measure.slo import PRESETS
+    check_installed()
+    from triptych_bench.goodput.measure.slo import PRESETS
 
     for name, preset in PRESETS.items():
         load = preset.workload
@@ -42,9 +47,9 @@ def workloads() -> None:
 @configured(GoodputOptions)
 def goodput(options: GoodputOptions) -> None:
     """Measures one server, prints the results, and writes them with plots."""
-    check_extra()
-    from triptych.goodput.launch import launched, parse_shape
-    from triptych.goodput.report.machine import load_average
+    check_installed()
+    from triptych_bench.goodput.launch import launched, parse_shape
+    from triptych_bench.goodput.report.machine import load_average
 
     if bool(options.url) == bool(options.launch):
         raise ConfigError("give a server by --url, like http://127.0.0.1:8000, or a shape by --launch")
@@ -69,8 +74,8 @@ def _measure(
     load_before: float,
     startup: dict[str, float] | None = None,
 ) -> None:
-    from triptych.goodput.report.display import Display
-    from triptych.goodput.run import Bench, ready, run_goodput
+    from triptych_bench.goodput.report.display import Display
+    from triptych_bench.goodput.run import Bench, ready, run_goodput
 
     display = Display()
     if startup is not None:
@@ -87,9 +92,9 @@ def _measure(
 @configured(CompareOptions)
 def compare(options: CompareOptions) -> None:
     """Compares the results A.json and B.json: ratio and spread."""
-    check_extra()
-    from triptych.goodput.report.display import Display
-    from triptych.goodput.run import Output, run_compare
+    check_installed()
+    from triptych_bench.goodput.report.display import Display
+    from triptych_bench.goodput.run import Output, run_compare
 
     output = Output(Path(options.output), options.plots) if options.output else None
     run_compare((options.first, options.second), output, Display())
@@ -99,9 +104,9 @@ def compare(options: CompareOptions) -> None:
 @configured(AbOptions)
 def ab(options: AbOptions) -> None:
     """Measures two servers alternately with the same requests: ratio of medians, with its range."""
-    check_extra()
-    from triptych.goodput.report.display import Display
-    from triptych.goodput.run import Bench, ready, run_ab
+    check_installed()
+    from triptych_bench.goodput.report.display import Display
+    from triptych_bench.goodput.run import Bench, ready, run_ab
 
     if len(options.load.rate) > 1:
         raise ConfigError("--rate: `bench ab` takes one rate")
@@ -117,7 +122,7 @@ def ab(options: AbOptions) -> None:
 @contextmanager
 def _load_errors() -> Iterator[None]:
     """Turns an error that ends a run into one sentence and exit code 1."""
-    from triptych.goodput.load.generator import LoadError
+    from triptych_bench.goodput.load.generator import LoadError
 
     try:
         yield

@@ -12,11 +12,11 @@ from triptych.base.config.flags import CommandOptions, flag, part
 from triptych.base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from triptych.goodput.load.job import Target
-    from triptych.goodput.load.workload import Arrivals, Workload
-    from triptych.goodput.measure.slo import Slo
-    from triptych.goodput.measure.window import RunSettings
-    from triptych.goodput.run import Course, Output
+    from triptych_bench.goodput.load.job import Target
+    from triptych_bench.goodput.load.workload import Arrivals, Workload
+    from triptych_bench.goodput.measure.slo import Slo
+    from triptych_bench.goodput.measure.window import RunSettings
+    from triptych_bench.goodput.run import Course, Output
 
 T = TypeVar("T")
 _CONTENTS = ("noise", "waves", "photos", "documents", "screenshots")
@@ -39,8 +39,8 @@ class WorkloadOptions(CommandOptions):
 
     def make_workload(self) -> Workload:
         """The preset's workload with the changes; ConfigError for one that makes no sense."""
-        from triptych.goodput.load.workload import check_workload, parse_images, parse_sizes
-        from triptych.goodput.measure.slo import preset
+        from triptych_bench.goodput.load.workload import check_workload, parse_images, parse_sizes
+        from triptych_bench.goodput.measure.slo import preset
 
         base = preset(self.workload).workload
         workload = replace(
@@ -61,7 +61,7 @@ class WorkloadOptions(CommandOptions):
 
     def make_slo(self) -> Slo:
         """The limits, or the preset's."""
-        from triptych.goodput.measure.slo import parse_slo, preset
+        from triptych_bench.goodput.measure.slo import parse_slo, preset
 
         return parse_slo(self.slo) if self.slo else preset(self.workload).slo
 
@@ -88,8 +88,8 @@ class LoadOptions(CommandOptions):
 
     def make_arrivals(self) -> Arrivals:
         """The arrivals at the first rate; ConfigError where those at any rate are not possible."""
-        from triptych.goodput.load.workload import Arrivals, check_arrivals
-        from triptych.goodput.measure.slo import preset
+        from triptych_bench.goodput.load.workload import Arrivals, check_arrivals
+        from triptych_bench.goodput.measure.slo import preset
 
         rates = self.rate or preset(self.preset.workload).rates[:1]
         all_of_them = [Arrivals(self.arrivals, rate, self.burstiness, self.ramp_to) for rate in rates]
@@ -116,7 +116,7 @@ class TargetOptions(CommandOptions):
 
     def make_target(self, url: str) -> Target:
         """The target at this URL."""
-        from triptych.goodput.load.job import Target
+        from triptych_bench.goodput.load.job import Target
 
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"{url!r} is no URL: give one like http://127.0.0.1:8000")
@@ -142,7 +142,7 @@ class OutputOptions(CommandOptions):
 
     def make_output(self) -> Output:
         """The files to write."""
-        from triptych.goodput.run import Output
+        from triptych_bench.goodput.run import Output
 
         text = self.output or f"goodput-{datetime.date.today()}"
         return Output(Path(text.removesuffix(".json")), self.plots, self.name)
@@ -158,7 +158,7 @@ class MeasureOptions(CommandOptions):
 
     def make_settings(self, url: str) -> RunSettings:
         """The settings of the windows; ConfigError names the flag that cannot work."""
-        from triptych.goodput.measure.window import RunSettings
+        from triptych_bench.goodput.measure.window import RunSettings
 
         load, workload = self.load, self.load.preset
         return RunSettings(
@@ -196,9 +196,9 @@ class GoodputOptions(MeasureOptions):
 
     def make_course(self) -> Course:
         """The windows to run."""
-        from triptych.goodput.measure.search import SearchLimits
-        from triptych.goodput.measure.slo import preset
-        from triptych.goodput.run import Course
+        from triptych_bench.goodput.measure.search import SearchLimits
+        from triptych_bench.goodput.measure.slo import preset
+        from triptych_bench.goodput.run import Course
 
         load, preset_rates = self.load, preset(self.load.preset.workload).rates
         open_loop = not load.concurrency and not load.trace
@@ -247,11 +247,13 @@ class CompareOptions(CommandOptions):
     plots: str = flag("png", "their format", choices=("png", "svg"))
 
 
-def check_extra() -> None:
-    """ModuleNotFoundError when the `bench` extra is not installed; `CommandGroup` says what to do."""
+def check_installed() -> None:
+    """ModuleNotFoundError where triptych-bench is not installed; `CommandGroup` says what to do."""
     import matplotlib  # noqa: F401
     import numpy  # noqa: F401
     import PIL  # noqa: F401
+
+    import triptych_bench  # noqa: F401
 
 
 def _given(value: T | None, default: T) -> T:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 from click.core import ParameterSource
 
+from triptych.apps.cli.grouped_command import service_command
 from triptych.apps.cli.options import MODEL_HELP, configured, model_argument
 from triptych.base.config import ServeConfig
 from triptych.base.config.cluster import check_no_ray
@@ -12,7 +13,7 @@ from triptych.base.edges import load_edge
 from triptych.base.errors import ConfigError
 
 
-@click.command(help=f"Starts and supervises a whole cluster, on this machine or in Ray. {MODEL_HELP}")
+@service_command(help=f"Starts and supervises a whole cluster, on this machine or in Ray. {MODEL_HELP}")
 @model_argument
 @configured(ServeConfig)
 def serve(config: ServeConfig) -> None:

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 
 import click
 
+from triptych.apps.cli.grouped_command import service_command
 from triptych.apps.cli.options import MODEL_HELP, configured, model_argument
 from triptych.base.config import MIB, ClusterConfig, DoctorConfig, ServiceConfig
 from triptych.base.config.flags import CommandOptions, flag
 from triptych.base.errors import ConfigError
 
 
-@click.command(
+@service_command(
     help="The model checks of `triptych doctor` alone: family, sizes and memory of MODEL, and whether it "
-    f"fits this machine. {MODEL_HELP}"
+    f"fits this machine. {MODEL_HELP}",
 )
 @model_argument
 @configured(ClusterConfig)
@@ -36,9 +37,9 @@ def check(config: ClusterConfig) -> None:
     sys.stdout.write(table([("model", results)]) + "It fits.\n")
 
 
-@click.command(
+@service_command(
     help="Checks this machine, the given store and the given cluster for the flags of `triptych serve`. "
-    f"Exits with 1 if a check fails; each failure names its remedy. {MODEL_HELP}"
+    f"Exits with 1 if a check fails; each failure names its remedy. {MODEL_HELP}",
 )
 @model_argument
 @configured(DoctorConfig)

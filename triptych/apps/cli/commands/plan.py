@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from triptych.apps.cli.commands.bench_options import WorkloadOptions, check_extra
+from triptych.apps.cli.commands.bench_options import WorkloadOptions, check_installed
 from triptych.apps.cli.options import MODEL_HELP, configured, model_argument
 from triptych.base.config.flags import CommandOptions, flag, part
 from triptych.base.errors import ConfigError
 from triptych.base.progress import lines_on_stderr
 
 if TYPE_CHECKING:
-    from triptych.simulator.plan.question import Question
+    from triptych_bench.simulator.plan.question import Question
 
 PLOTS = (".png", ".svg")
 
@@ -53,14 +53,14 @@ class PlanOptions(CommandOptions):
 def plan(options: PlanOptions) -> None:
     """Simulates a load to find the best ratio of encoders to PD workers, the devices it needs and their cost.
 
-    Takes up to two minutes on one core. Needs the `bench` extra.
+    Takes up to two minutes on one core. Needs `pip install triptych-bench`.
     """
-    check_extra()
+    check_installed()
     from rich.console import Console
 
-    from triptych.simulator.plan.answer import answer, write_document
-    from triptych.simulator.plan.question import check_question
-    from triptych.simulator.plan.tables import show
+    from triptych_bench.simulator.plan.answer import answer, write_document
+    from triptych_bench.simulator.plan.question import check_question
+    from triptych_bench.simulator.plan.tables import show
 
     question = _question(options)
     rate = _at_least_0("--rate", options.rate)
@@ -77,15 +77,15 @@ def plan(options: PlanOptions) -> None:
         write_document(options.json, result)
         console.print(f"wrote {options.json}", markup=False, highlight=False)
     if options.plot:
-        from triptych.simulator.plan.plot import save
+        from triptych_bench.simulator.plan.plot import save
 
         save(result, options.plot)
         console.print(f"wrote {options.plot}", markup=False, highlight=False)
 
 
 def _question(options: PlanOptions) -> Question:
-    from triptych.simulator.costs.model_config import QWEN3_VL, read_model
-    from triptych.simulator.plan.question import Question, parse_prices, read_device
+    from triptych_bench.simulator.costs.model_config import QWEN3_VL, read_model
+    from triptych_bench.simulator.plan.question import Question, parse_prices, read_device
 
     pd, encoder = options.pd_gpu or options.gpu, options.encoder_gpu or options.gpu
     if not pd:
@@ -149,7 +149,8 @@ class ProfileArguments(CommandOptions):
 
 @click.command(
     help="Measures the cost of each stage on this machine and writes a profile for the simulator. Takes "
-    f"about three minutes with a small model. Needs the worker, embedded and bench extras. {MODEL_HELP}"
+    "about three minutes with a small model. Needs triptych-bench and the extras worker and embedded. "
+    f"{MODEL_HELP}"
 )
 @model_argument
 @configured(ProfileArguments)
@@ -163,7 +164,7 @@ def profile(given: ProfileArguments) -> None:
         raise ConfigError(f"--threads {given.threads} must be 0 or above")
     library_environment()
     path = resolve_model(given.model)
-    from triptych.simulator.profile.profile import ProfileOptions, measure, report, write_profile
+    from triptych_bench.simulator.profile.profile import ProfileOptions, measure, report, write_profile
 
     options = ProfileOptions(path, model_name(path), given.device, given.dtype, given.threads, given.quick)
     with lines_on_stderr():

@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-import click
-
+from triptych.apps.cli.grouped_command import service_command
 from triptych.apps.cli.options import MODEL_HELP, configured, model_argument
 from triptych.apps.launch.secrets import forget_variables, store_url
 from triptych.base.config import (
@@ -33,8 +32,8 @@ S = TypeVar("S", bound=ServiceConfig)
 W = TypeVar("W", bound=WorkerConfig)
 
 
-@click.command(
-    help="Runs the proxy: serves HTTP and gRPC, and sends work to the workers registered in the store."
+@service_command(
+    help="Runs the proxy: serves HTTP and gRPC, and sends work to the workers registered in the store.",
 )
 @configured(ProxyConfig)
 def proxy(config: ProxyConfig) -> None:
@@ -47,7 +46,9 @@ def proxy(config: ProxyConfig) -> None:
     uvloop.run(run(config))
 
 
-@click.command(help=f"Runs an encoder worker: computes embeddings and saves them in the store. {MODEL_HELP}")
+@service_command(
+    help=f"Runs an encoder worker: computes embeddings and saves them in the store. {MODEL_HELP}",
+)
 @model_argument
 @configured(EncoderConfig)
 def encoder(config: EncoderConfig) -> None:
@@ -59,7 +60,7 @@ def encoder(config: EncoderConfig) -> None:
     asyncio.run(run(config))
 
 
-@click.command(help=f"Runs a PD worker: loads embeddings, prefills and decodes. {MODEL_HELP}")
+@service_command(help=f"Runs a PD worker: loads embeddings, prefills and decodes. {MODEL_HELP}")
 @model_argument
 @configured(PDConfig)
 def pd(config: PDConfig) -> None:
@@ -71,7 +72,7 @@ def pd(config: PDConfig) -> None:
     asyncio.run(run(config))
 
 
-@click.command(help=f"Runs a replica: an encoder worker and a PD worker in one process. {MODEL_HELP}")
+@service_command(help=f"Runs a replica: an encoder worker and a PD worker in one process. {MODEL_HELP}")
 @model_argument
 @configured(ColocatedConfig)
 def colocated(config: ColocatedConfig) -> None:

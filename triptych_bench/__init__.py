@@ -1,0 +1,1 @@
+"""Goodput of servers, and a simulator of the product: the distribution `triptych-bench`."""
