@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from support.engine.pd_serving import slot
 from support.vllm.serving import Served, front_model
 from triptych.base.hashing import framed_digest
@@ -10,7 +12,7 @@ from triptych.protos import pd_pb2
 from triptych.store.embedding_store import EmbeddingStore
 
 QUESTION = [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "image"}]
-SAMPLING = {"max_tokens": 6, "temperature": 0.0, "ignore_eos": True}
+SAMPLING: dict[str, Any] = {"max_tokens": 6, "temperature": 0.0, "ignore_eos": True}
 
 
 def plan(number: int) -> ItemPlan:
