@@ -95,7 +95,12 @@ def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
 
 
 def sampling_to_proto(sampling: SamplingParams) -> common_pb2.SamplingParams:
-    given: dict[str, Any] = {name: getattr(sampling, name) for name in (*_VALUES, *_LISTS)}
+    given: dict[str, Any] = {
+        name: value
+        for name in (*_VALUES, *_LISTS)
+        # What a message has anyway costs as much as the rest.
+        if (value := getattr(sampling, name)) or (value is not None and name in _OPTIONAL)
+    }
     form = sampling.output_format
     return common_pb2.SamplingParams(
         **given,

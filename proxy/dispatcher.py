@@ -28,7 +28,6 @@ from triptych.proxy.events import (
     RequestEvent,
     RequestFailed,
     WorkerEvent,
-    served,
 )
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.media.source import MediaSource
@@ -284,7 +283,7 @@ class Dispatcher:
         request = self._requests.get(request_id)
         if request is None:
             return
-        if isinstance(event, WorkerEvent) and (served(event) or event.HasField("admitted")):
+        if isinstance(event, WorkerEvent):
             worker = self._pool.workers.get(("pd", request.pd_address))
             kind = worker.info.kind if worker is not None else ""
             self.prompts.observe(request.lifecycle, event, kind, self._clock())
@@ -326,14 +325,13 @@ class Dispatcher:
                 self._tell_jobs(request, order)
 
     def _tell_jobs(self, request: InFlightRequest, order: do.TellJobs) -> None:
-        event = order.event
-        if event.HasField("admitted"):
+        if order.event.HasField("admitted"):
             self.jobs.admit(request.request_id)
             self._shortage.lacking(request)
         elif order.held:
-            self._items.skip(request, event.item_loaded.mm_hash)
+            self._items.skip(request, order.mm_hash)
         else:
-            self.jobs.loaded(request.request_id, event.item_loaded.mm_hash or event.item_missing.mm_hash)
+            self.jobs.loaded(request.request_id, order.mm_hash)
 
     async def _look_up(self, request: InFlightRequest, mm_hashes: Sequence[str]) -> None:
         answer = await self._items.look_up(request, mm_hashes, self._router.known_prefixes)

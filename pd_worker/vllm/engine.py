@@ -167,6 +167,11 @@ class VLLMEngine:
         health.watch(self._lose, lambda: any(run.streaming for run in self._runs.values()))
 
     @property
+    def places(self) -> int:
+        """Requests that are at vLLM at once, by what it last said."""
+        return batch_places(self._config, self._health.info)
+
+    @property
     def num_requests(self) -> int:
         """Requests that have not ended."""
         return len(self._runs)
@@ -179,7 +184,7 @@ class VLLMEngine:
         if not self._health.up:
             raise Unavailable("this worker's engine, vLLM, does not answer", retry_after=1.0)
         # It may have come back with another number.
-        self._places.resize(batch_places(self._config, self._health.info))
+        self._places.resize(self.places)
         key = request.key
         self._turns.add(request.tenant)
         run = self._runs[key] = RequestRun(request, self._ports, body)

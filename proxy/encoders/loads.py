@@ -10,7 +10,7 @@ from typing import Protocol
 
 from triptych.base.types import ItemPlan
 from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobState
-from triptych.proxy.events import WorkerEvent
+from triptych.proxy.events import WorkerEvent, served
 from triptych.proxy.ports import PDLoadReport
 
 
@@ -413,9 +413,9 @@ class PromptWork:
         """An event of a request at a worker of this kind, before the request has it."""
         if event.attempt != request.attempt:
             return
-        if event.HasField("finished"):
+        if served(event):
             self.model.learn(event.finished.prompt_tokens, event.finished.work_seconds, kind)
-        elif request.prompt_token_ids is None:
+        elif event.HasField("admitted") and request.prompt_token_ids is None:
             self.arrived.count(len(event.admitted.prompt_token_ids), now)
 
 

@@ -146,7 +146,7 @@ class RequestTimeline:
                 self._observe_job(event, at)
             case do.TellJobs(held=True):
                 self.loaded += 1
-                self._note_item(at, kind, event.event.item_loaded.mm_hash, address)
+                self._note_item(at, kind, event.mm_hash, address)
 
     def _observe_job(self, job: events.JobEvent, at: float) -> None:
         match kind := told(job):

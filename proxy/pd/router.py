@@ -137,13 +137,16 @@ class PDRouter:
 
     def submit(self, request: InFlightRequest, order: Submit) -> None:
         """Hands the request over now, or as soon as a worker can take it."""
-        self._waiting.add(request, order)
         plans = [request.lifecycle.items[item.mm_hash].plan for item in request.content.items]
         items = [plan.length for plan in plans if plan is not None]
         machine = request.lifecycle
         known = None if machine.prompt_token_ids is None else len(machine.prompt_token_ids)
         tokens = min_tokens(request.call, items, known, len(machine.output_token_ids))
         request.min_tokens = max(request.min_tokens, tokens)
+        if not self._waiting and not self.suspects and (link := self._choose(request, open=True)):
+            self._send(request, order, link)  # nobody is before it, and turns begin equal again
+            return
+        self._waiting.add(request, order)
         self._refuse_too_long(request, order)
         self.pump()
 
@@ -218,10 +221,10 @@ class PDRouter:
         while self._waiting and any(link.open for link in links) and (entry := next(waiting, None)):
             request, order = entry
             if not self.suspects.suspect(request.request_id) and (link := self._choose(request, open=True)):
+                self._waiting.hand_over(request)
                 self._send(request, order, link)
 
     def _send(self, request: InFlightRequest, order: Submit, link: Link) -> None:
-        self._waiting.hand_over(request)
         request.link = link
         link.track(request.request_id, order.attempt, request.lifecycle.output_token_ids)
         task = self._spawn(self._hand_over(request, order, link))
@@ -269,6 +272,7 @@ class PDRouter:
         )
         self.suspects.alone(request_id, len(request.lifecycle.output_token_ids))
         self._alone[request_id] = request
+        self._waiting.hand_over(request)
         self._send(request, order, link)
 
     def attached(self, incarnation: str) -> None:

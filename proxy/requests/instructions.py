@@ -46,6 +46,11 @@ class TellJobs:
     event: WorkerEvent
     held: bool = False
 
+    @property
+    def mm_hash(self) -> str:
+        """The item that it is about; empty of an admission."""
+        return self.event.item_loaded.mm_hash or self.event.item_missing.mm_hash
+
 
 @dataclass(frozen=True, slots=True)
 class NotifyItems:

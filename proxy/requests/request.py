@@ -163,11 +163,10 @@ class InFlightRequest:
     @property
     def submit_size(self) -> int:
         """About how many characters a message with it has: the long ones of a call's texts."""
-        call, encoder = self.call, self.call.encoder
-        texts = (call.prompt, call.template.tools, encoder.source if encoder is not None else None)
-        return len(self.content.messages) + sum(
-            len(text) for text in texts if isinstance(text, str | bytes | tuple)
-        )
+        call = self.call
+        source = call.encoder.source if call.encoder is not None else ""
+        size = len(self.content.messages) + len(call.prompt or "") + len(call.template.tools)
+        return size + (len(source) if isinstance(source, str | tuple) else 0)
 
     @property
     def pd_address(self) -> str:

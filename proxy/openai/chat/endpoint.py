@@ -271,20 +271,20 @@ async def whole_reply(
     last: Done | None = None
     async for outputs in batches:
         for output in outputs:
-            if isinstance(output, Admitted):
-                prompt = output.prompt_token_ids
-                for choice in choices:
-                    choice.reader.begin(output)
-                continue
-            state = choices[output.choice]
             if isinstance(output, Delta):
+                state = choices[output.choice]
                 state.token_ids += output.token_ids
                 state.logprobs += output.logprobs
                 state.pieces += state.reader.read(output)
-                continue
-            rest, state.reason = state.reader.end(output)
-            state.pieces += rest
-            last = output
+            elif isinstance(output, Admitted):
+                prompt = output.prompt_token_ids
+                for choice in choices:
+                    choice.reader.begin(output)
+            else:
+                state = choices[output.choice]
+                rest, state.reason = state.reader.end(output)
+                state.pieces += rest
+                last = output
     assert last is not None and last.final
     reply = _head(request_id, "chat.completion", model)
     reply["choices"] = [_whole_choice(index, state, options) for index, state in enumerate(choices)]
@@ -297,9 +297,10 @@ async def whole_reply(
 
 
 def _whole_choice(index: int, state: ChoiceState, options: ChatReplyOptions) -> Json:
-    calls = [_call_body(call, arguments) for call, arguments in whole_calls(state.pieces)]
-    text = "".join(piece for piece in state.pieces if isinstance(piece, str))
-    reasoning = "".join(piece.text for piece in state.pieces if isinstance(piece, ReasoningPiece))
+    texts = [piece for piece in state.pieces if isinstance(piece, str)]
+    text, others = "".join(texts), state.pieces if len(texts) < len(state.pieces) else ()
+    calls = [_call_body(call, arguments) for call, arguments in whole_calls(others)]
+    reasoning = "".join([piece.text for piece in others if isinstance(piece, ReasoningPiece)])
     content = None if (calls or reasoning) and not text else text
     message: Json = {"role": "assistant", "content": content, "refusal": None}
     if reasoning:

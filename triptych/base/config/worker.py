@@ -190,8 +190,8 @@ class PDConfig(WorkerConfig):
     schemas: str = flag(
         "closed",
         "JSON schemas of output formats and forced tool calls: closed, objects take no names but those that "
-        "are written, and integers and strings have a bound, unless the schema says otherwise; open, as JSON "
-        "Schema has them, so that a weak model may never end",
+        "are written, and numbers, strings and lists have a bound, unless the schema says otherwise; open, "
+        "as JSON Schema has them, so that a weak model may never end",
         choices=("closed", "open"),
     )
     tensor_parallel: int = flag(

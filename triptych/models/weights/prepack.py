@@ -6,11 +6,17 @@ rows of a decode step that is a third of the time and more (`benchmarks/results/
 
 from __future__ import annotations
 
+import ast
 import ctypes
+import functools
+import inspect
+import re
+import textwrap
 from collections import Counter
 from collections.abc import Collection
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,6 +27,7 @@ from triptych.base.machine.pages import use_huge_pages
 from triptych.base.progress import each
 from triptych.kernels.cpu_linear import BLOCKS, PLAIN, PLAIN_OUTS, gate, multiply, normalise
 from triptych.kernels.library import kernel_library
+from triptych.models.weights.readers import read_elsewhere
 
 #: Those of torch's compiler for CPUs: the only ones that take a dense input and a blocked weight.
 _OPERATORS = ("_reorder_linear_weight", "_linear_pointwise")
@@ -191,8 +198,9 @@ def prepack(module: nn.Module, *, many_rows: bool = False) -> None:
     `many_rows`: as an encoder has them, not a decode step.
 
     A weight that is something else too, as a head that is the token embedding, stays as it lies: a second
-    copy would cost its memory. A `TiedLinear` takes it where it can.
+    copy would cost its memory. A `TiedLinear` takes it where it can. One that other code reads stays.
     """
+    read = read_elsewhere(module)
     holders = Counter(
         id(parameter) for part in module.modules() for parameter in part.parameters(recurse=False)
     )
@@ -203,6 +211,7 @@ def prepack(module: nn.Module, *, many_rows: bool = False) -> None:
         for parent in module.modules()
         for name, child in parent._modules.items()
         if type(child) is nn.Linear
+        and id(child) not in read
         and (holders[id(child.weight)] == 1 or (not many_rows and TiedLinear.takes(child)))
         and can_prepack(child.weight.device, child.weight.dtype)
         and child.weight.numel() >= _minimum(child.weight, many_rows)
@@ -233,15 +242,33 @@ def fuse_gelu(module: nn.Module) -> None:
     """Makes GELU a part of each prepacked layer that it follows: one oneDNN operator for both.
 
     On chips with AMX a GELU of its own, over four times the width, takes half as long as the product.
-    Other activations stay as they are.
+    Other activations stay as they are, and those of modules that do anything else with the outputs.
     """
     for part in list(module.modules()):
         for linear, activation in _PAIRS:
             layer = getattr(part, linear, None)
             approximate = _approximate(getattr(part, activation, None))
-            if isinstance(layer, PrepackedLinear) and approximate is not None:
+            if not isinstance(layer, PrepackedLinear) or approximate is None:
+                continue
+            kind: Any = type(part)
+            if _follows(kind, linear, activation):
                 layer.fuse_gelu(approximate)
                 setattr(part, activation, nn.Identity())
+
+
+@functools.cache
+def _follows(kind: Any, linear: str, activation: str) -> bool:
+    """Whether `forward`, by its source, gives all that the layer puts out to the activation alone."""
+    try:
+        source = ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(kind.forward))))
+    except (OSError, TypeError, SyntaxError):
+        return False
+    once = all(
+        source.count(f"self.{name}(") == 1 == source.count(f"self.{name}") for name in (linear, activation)
+    )
+    nested = rf"self\.{activation}\(self\.{linear}\("
+    in_turn = rf"(\w+) = self\.{linear}\(.*\)\n\s*\1 = self\.{activation}\(\1\)\n"
+    return once and re.search(f"{nested}|{in_turn}", source) is not None
 
 
 def _approximate(activation: object) -> str | None:

@@ -259,7 +259,9 @@ def test_a_prompt_arrives_once_however_many_workers_it_is_at_and_its_last_one_te
     assert not learnt.model.kinds
     machine.tokens(2, 0, [7], "")
     assert not machine.awaits_prefill
-    observed(learnt, machine, pd_finished(2, 60, 1, work=0.5))
+    observed(learnt, machine, pd_finished(2, 60, 1, work=7.0, reason="abort"))
+    assert not learnt.model.kinds
+    observed(learnt, machine, pd_finished(3, 60, 1, work=0.5))
     assert learnt.model.work(60, "k") == pytest.approx(0.5)
 
 
