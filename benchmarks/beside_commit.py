@@ -1,4 +1,4 @@
-"""CPU of the proxy's relay and of an engine's steps beside another commit's, with one tenant alone.
+"""CPU of the proxy's relay, an engine's steps and small pictures beside another commit's, one tenant alone.
 
     git worktree add --detach ../before COMMIT         # and a .venv there
     python -m benchmarks beside_commit ../before [--rounds 5]
@@ -6,28 +6,41 @@
 Both checkouts' processes stay up, and take turns: the figure is the median of the rounds' ratios, the other
 commit's CPU seconds over this one's. Relay and text requests are those of `proxy_relay`; the steps are of the
 demo's decoder on one thread, with scheduler, events and metrics: for 1, 16 and 64 requests that decode, and
-for requests of 8 tokens that come and go.
+for requests of 8 tokens that come and go. Pictures count by the clock: a PNG of 224x224 decoded and
+preprocessed in two threads, by an encoder worker's scheduler, with eight there at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 #: Requests that decode at once, and the steps of one round.
 DECODING = {1: 400, 16: 150, 64: 60}
 #: Requests that come and go, and how many are there at once.
 SHORT, AT_ONCE = 120, 16
-CASES = ("relay", "text, streamed", "text, whole", *(f"step of {n}" for n in DECODING), "short requests")
+#: Pictures of one round, and how many are there at once.
+PICTURES, PICTURES_AT_ONCE = 600, 8
+CASES = (
+    "small pictures",
+    "relay",
+    "text, streamed",
+    "text, whole",
+    *(f"step of {n}" for n in DECODING),
+    "short requests",
+)
 
 
 def main() -> None:
@@ -94,6 +107,7 @@ def side() -> None:
         )
     relay, served = program.relay, program.served
     decode, come_and_go = _engine()
+    pictures = _pictures()
     with processes.children() as start:
         _, pd_port = start(processes.pd_process, 8)
         proxy, port = start(processes.proxy_process, pd_port)
@@ -105,6 +119,7 @@ def side() -> None:
             "text, streamed": lambda: 1 / asyncio.run(served(text_port, text_proxy, stream=True)),
             "text, whole": lambda: 1 / asyncio.run(served(text_port, text_proxy, stream=False)),
             "short requests": come_and_go,
+            "small pictures": lambda: asyncio.run(pictures()),
             **{f"step of {count}": lambda count=count: decode(count) for count in DECODING},  # type: ignore[misc]
         }
         sys.stdout.write("ready\n")
@@ -115,7 +130,7 @@ def side() -> None:
 
 
 def _engine() -> tuple[Callable[[int], float], Callable[[], float]]:
-    """CPU seconds of a step in which so many requests decode, and of a request of 8 tokens among others."""
+    """CPU seconds of a step by its number of decoding requests, and of a request of 8 tokens among others."""
     import torch
 
     from benchmarks.gpu.engine_rounds import make_engine, make_requests
@@ -154,6 +169,61 @@ def _engine() -> tuple[Callable[[int], float], Callable[[], float]]:
         return (time.process_time() - began) / SHORT
 
     return decode, come_and_go
+
+
+def _pictures() -> Callable[[], Coroutine[None, None, float]]:
+    """Seconds of the clock that a small picture takes, with others beside and behind it."""
+    import numpy as np
+    import torch
+    from PIL import Image
+
+    from triptych.encoder_worker.media.preparer import Preparer, VerifiedMedia
+    from triptych.encoder_worker.scheduler import EncoderItem, EncoderScheduler
+    from triptych.models.registry import load_encoder
+
+    side = load_encoder(Path("triptych/demo/model"), device=torch.device("cpu"), dtype=torch.float32)
+    file, noise = io.BytesIO(), np.random.default_rng(1).integers(0, 256, (15, 15, 3), dtype=np.uint8)
+    Image.fromarray(noise).resize((224, 224), Image.Resampling.BICUBIC).save(file, "PNG")
+    media = VerifiedMedia(file.getvalue(), {}, "image")
+    scheduler_of = partial(EncoderScheduler, prepared_memory=1 << 40, batch_patches=1, tower_credit=1)
+
+    async def measure() -> float:
+        preparer = Preparer(side, max_pixels=1 << 24, threads=2)
+        scheduler: Any = scheduler_of(preparations=2)
+        running = set[asyncio.Task[None]]()
+        charged = hasattr(preparer, "work")  # older commits know no tenants there
+        left = PICTURES
+
+        def add() -> None:
+            nonlocal left
+            left -= 1
+            item = EncoderItem(looked_up=True)
+            scheduler.add(item)
+            scheduler.media_arrived(item)
+
+        async def prepare(item: EncoderItem) -> None:
+            await preparer.prepare(media, *((preparer.work(heavy=False),) if charged else ()))
+            if charged:
+                scheduler.decoded(item, time.monotonic())
+            scheduler.prepared(item, nbytes=1, cost=1)
+            scheduler.remove(item)
+            if left:
+                add()
+
+        began = time.perf_counter()
+        for _ in range(PICTURES_AT_ONCE):
+            add()
+        while len(scheduler):
+            while (item := scheduler.next_preparation(*((time.monotonic(),) if charged else ()))) is not None:
+                task = asyncio.create_task(prepare(item))
+                running.add(task)
+                task.add_done_callback(running.discard)
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        seconds = time.perf_counter() - began
+        preparer.close()
+        return seconds / PICTURES
+
+    return measure
 
 
 if __name__ == "__main__":

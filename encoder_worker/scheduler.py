@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -235,15 +236,25 @@ class EncoderScheduler(Generic[Item]):
     def next_preparation(self, now: float = 0.0) -> Item | None:
         """The item to preprocess now: re-encodes first, then of the tenant with the least seconds of
         decoding; of one tenant's, those that may run first, then by arrival."""
-        waiting = [item for item in self._items if item.stage is Stage.MEDIA and item.looked_up]
-        able = {kind: self.places.may_begin(*kind) for kind in {(i.tenant, i.place) for i in waiting}}
-        waiting = [item for item in waiting if able[item.tenant, item.place]]
-        if not waiting:
+        media = Stage.MEDIA  # one pass, which looks at many items for each decode
+        #: By tenant and kind: None where there is no place, else what the tenant has had.
+        served: dict[tuple[str, bool], float | None] = {}
+        item: Item | None = None
+        first = (True, math.inf, True, 0)
+        for each in self._items:
+            if each.stage is not media or not each.looked_up:
+                continue
+            kind = each.tenant, each.heavy
+            if kind not in served:
+                able = self.places.may_begin(each.tenant, each.place)
+                served[kind] = self.places.seconds(each.tenant, now) if able else None
+            if (seconds := served[kind]) is None:
+                continue
+            at = (not each.re_encode, seconds, each.permitted_at is None, each.permitted_at or 0)
+            if item is None or at < first:
+                item, first = each, at
+        if item is None:
             return None
-        seconds = {tenant: self.places.seconds(tenant, now) for tenant in {i.tenant for i in waiting}}
-        item = min(
-            waiting, key=lambda i: (not i.re_encode, seconds[i.tenant], i.permitted_at is None, i.order)
-        )
         item.stage = Stage.PREPARING
         self.places.begin(item, item.tenant, item.place, now)
         return item

@@ -13,6 +13,7 @@ import torch
 from prometheus_client import Gauge
 
 from triptych.base.cpu.step_pacer import StepPacer
+from triptych.base.delta import Delta
 from triptych.base.engine_beat import EngineBeat
 from triptych.base.errors import InternalError, RequestError, Unavailable
 from triptych.base.machine.device import Device
@@ -30,9 +31,10 @@ from triptych.pd_worker.core.outputs import (
     SchedulerStats,
 )
 from triptych.pd_worker.core.request import EngineRequest
-from triptych.pd_worker.core.request_events import EngineEvent, NewTokens, RequestFinished
+from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.pd_worker.runner.model_runner import ModelRunner
+from triptych.protos.pd_pb2 import Finished
 
 logger = logging.getLogger(__name__)
 
@@ -277,10 +279,10 @@ class StepMetrics:
         if output is not None:
             self._step(output)
         for event in events:
-            if isinstance(event, NewTokens):
+            if isinstance(event, Delta):
                 self._metrics.generation_tokens.inc(len(event.token_ids))
-            elif isinstance(event, RequestFinished):
-                self._finished(event)
+            elif event.HasField("finished"):
+                self._finished(event.finished)
 
     def replayed(self) -> None:
         """Counts a step that was a replay of a decode graph."""
@@ -358,13 +360,13 @@ class StepMetrics:
         metrics.chunked_prefills.inc(sum(1 for chunk in output.chunks if not chunk.samples))
         metrics.prompt_tokens.inc(sum(map(_prompt_tokens, output.chunks)))
 
-    def _finished(self, event: RequestFinished) -> None:
-        metrics, timings = self._metrics, event.timings
-        metrics.request_success.labels(self._model_name, str(event.reason)).inc()
-        if event.reason in (FinishReason.STOP, FinishReason.LENGTH):
-            metrics.queue_time.observe(timings.queue)
-            metrics.prefill_time.observe(timings.prefill)
-            metrics.decode_time.observe(timings.decode)
+    def _finished(self, end: Finished) -> None:
+        metrics = self._metrics
+        metrics.request_success.labels(self._model_name, end.reason).inc()
+        if end.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            metrics.queue_time.observe(end.queue_seconds)
+            metrics.prefill_time.observe(end.prefill_seconds)
+            metrics.decode_time.observe(end.decode_seconds)
 
 
 def _prompt_tokens(chunk: ScheduledChunk) -> int:

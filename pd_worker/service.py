@@ -15,6 +15,7 @@ from triptych.base.cpu.threads import in_short_lived_thread, many_rows
 from triptych.base.machine.resources import threads_of_one_worker
 from triptych.base.metrics import PDMetrics
 from triptych.base.tracing.start import worker_tracer
+from triptych.base.types import WorkerInfo
 from triptych.base.vllm_classes import class_of
 from triptych.base.worker_process import ProcessWatch
 from triptych.models.checkpoint.pooling import read_task
@@ -96,7 +97,14 @@ async def _serve_vllm(config: PDConfig, process: WorkerProcess) -> None:
                 config, model, engine, process.store, metrics, tracer=tracer, incarnation=incarnation
             )
             watch = ProcessWatch(server.health, [], config.stall_timeout, serves=lambda: health.up)
-            await _serve(worker, server, watch, process, lambda: () if health.up else ("vLLM",))
+            await _serve(
+                worker,
+                server,
+                watch,
+                process,
+                lambda: () if health.up else ("vLLM",),
+                renewed=worker.renewed,
+            )
 
 
 async def _serve(
@@ -105,12 +113,13 @@ async def _serve(
     watch: ProcessWatch,
     process: WorkerProcess,
     degraded: Callable[[], Sequence[str]] = tuple,
+    renewed: Callable[[WorkerInfo], WorkerInfo] = lambda info: info,
 ) -> None:
     info = worker.info(server.address, server.metrics_port)
     pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, server.grpc)
     reach = StoreReach(process.store.ping, server.health.reaches_store, worker.fail_unloaded)
     worker.follow(reach)
-    await server.serve(worker, [info], watch, reach, degraded=degraded)
+    await server.serve(worker, [info], watch, reach, degraded=degraded, renewed=renewed)
 
 
 def _step_pacer(config: PDConfig, model: LoadedModel) -> StepPacer:

@@ -95,7 +95,12 @@ def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
 
 
 def sampling_to_proto(sampling: SamplingParams) -> common_pb2.SamplingParams:
-    given: dict[str, Any] = {name: getattr(sampling, name) for name in (*_VALUES, *_LISTS)}
+    given: dict[str, Any] = {
+        name: value
+        for name in (*_VALUES, *_LISTS)
+        # What a message has anyway costs as much as the rest.
+        if (value := getattr(sampling, name)) or (value is not None and name in _OPTIONAL)
+    }
     form = sampling.output_format
     return common_pb2.SamplingParams(
         **given,
@@ -161,7 +166,8 @@ def error_from_proto(message: common_pb2.Error) -> RequestError:
 def error_to_proto(error: RequestError) -> common_pb2.Error:
     return common_pb2.Error(
         code=error.code,
-        message=error.message,
+        # Half a surrogate pair, of a client's own text, is in no message.
+        message=error.message.encode(errors="replace").decode(),
         param=error.param or "",
         retry_after=error.retry_after or 0.0,
     )

@@ -56,18 +56,26 @@ class RunJob(_message.Message):
     def __init__(self) -> None: ...
 
 class EncodeEvent(_message.Message):
-    __slots__ = ("planned", "ready", "need_media", "failed", "waits")
+    __slots__ = ("planned", "ready", "need_media", "failed", "waits", "mm_hash", "address", "store_epoch", "clock_jumps")
     PLANNED_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     NEED_MEDIA_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
+    MM_HASH_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STORE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_JUMPS_FIELD_NUMBER: _ClassVar[int]
     planned: _common_pb2.ItemPlan
     ready: ItemReady
     need_media: NeedMedia
     failed: JobFailed
     waits: JobWaits
-    def __init__(self, planned: _Optional[_Union[_common_pb2.ItemPlan, _Mapping]] = ..., ready: _Optional[_Union[ItemReady, _Mapping]] = ..., need_media: _Optional[_Union[NeedMedia, _Mapping]] = ..., failed: _Optional[_Union[JobFailed, _Mapping]] = ..., waits: _Optional[_Union[JobWaits, _Mapping]] = ...) -> None: ...
+    mm_hash: str
+    address: str
+    store_epoch: str
+    clock_jumps: int
+    def __init__(self, planned: _Optional[_Union[_common_pb2.ItemPlan, _Mapping]] = ..., ready: _Optional[_Union[ItemReady, _Mapping]] = ..., need_media: _Optional[_Union[NeedMedia, _Mapping]] = ..., failed: _Optional[_Union[JobFailed, _Mapping]] = ..., waits: _Optional[_Union[JobWaits, _Mapping]] = ..., mm_hash: _Optional[str] = ..., address: _Optional[str] = ..., store_epoch: _Optional[str] = ..., clock_jumps: _Optional[int] = ...) -> None: ...
 
 class VideoSegments(_message.Message):
     __slots__ = ("ends", "extra_rows", "seconds")
@@ -84,8 +92,10 @@ class NeedMedia(_message.Message):
     def __init__(self) -> None: ...
 
 class JobWaits(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("origin",)
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    origin: str
+    def __init__(self, origin: _Optional[str] = ...) -> None: ...
 
 class ItemReady(_message.Message):
     __slots__ = ("plan", "already_stored", "queue_seconds", "preprocess_seconds", "encode_seconds", "save_seconds", "work_seconds", "source")

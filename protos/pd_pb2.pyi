@@ -304,7 +304,7 @@ class PDLoad(_message.Message):
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., cache_usage: _Optional[float] = ..., generated_tokens: _Optional[int] = ...) -> None: ...
 
 class RequestEvent(_message.Message):
-    __slots__ = ("request_id", "attempt", "admitted", "item_loaded", "item_missing", "tokens", "finished", "lost")
+    __slots__ = ("request_id", "attempt", "admitted", "item_loaded", "item_missing", "tokens", "finished", "lost", "proxy_id")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -313,6 +313,7 @@ class RequestEvent(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    PROXY_ID_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     admitted: Admitted
@@ -321,23 +322,26 @@ class RequestEvent(_message.Message):
     tokens: Tokens
     finished: Finished
     lost: Lost
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., admitted: _Optional[_Union[Admitted, _Mapping]] = ..., item_loaded: _Optional[_Union[ItemLoaded, _Mapping]] = ..., item_missing: _Optional[_Union[ItemMissing, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., lost: _Optional[_Union[Lost, _Mapping]] = ...) -> None: ...
+    proxy_id: str
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., admitted: _Optional[_Union[Admitted, _Mapping]] = ..., item_loaded: _Optional[_Union[ItemLoaded, _Mapping]] = ..., item_missing: _Optional[_Union[ItemMissing, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., lost: _Optional[_Union[Lost, _Mapping]] = ..., proxy_id: _Optional[str] = ...) -> None: ...
 
 class Admitted(_message.Message):
-    __slots__ = ("prompt_token_ids", "placements", "encoder_prompt_token_ids", "timestamps", "reasoning", "tool_format")
+    __slots__ = ("prompt_token_ids", "placements", "encoder_prompt_token_ids", "timestamps", "reasoning", "tool_format", "frames")
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
     ENCODER_PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TIMESTAMPS_FIELD_NUMBER: _ClassVar[int]
     REASONING_FIELD_NUMBER: _ClassVar[int]
     TOOL_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     placements: _containers.RepeatedCompositeFieldContainer[ItemPlacement]
     encoder_prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     timestamps: TimestampTokens
     reasoning: ReasoningMarkers
     tool_format: str
-    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[ItemPlacement, _Mapping]]] = ..., encoder_prompt_token_ids: _Optional[_Iterable[int]] = ..., timestamps: _Optional[_Union[TimestampTokens, _Mapping]] = ..., reasoning: _Optional[_Union[ReasoningMarkers, _Mapping]] = ..., tool_format: _Optional[str] = ...) -> None: ...
+    frames: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[ItemPlacement, _Mapping]]] = ..., encoder_prompt_token_ids: _Optional[_Iterable[int]] = ..., timestamps: _Optional[_Union[TimestampTokens, _Mapping]] = ..., reasoning: _Optional[_Union[ReasoningMarkers, _Mapping]] = ..., tool_format: _Optional[str] = ..., frames: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReasoningMarkers(_message.Message):
     __slots__ = ("start", "end", "label", "begun")

@@ -10,26 +10,24 @@ from dataclasses import replace
 from functools import partial
 
 from triptych.base.config import ProxyConfig
+from triptych.base.delta import Delta
 from triptych.base.errors import InternalError, RequestError, Unavailable
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.types import PositionLogprobs
-from triptych.protos.job_events import WAITS
+from triptych.protos.encoder_pb2 import JobWaits
 from triptych.proxy.admission import Backpressure, RequestAdmission, make_choices
-from triptych.proxy.call.chat import ChatCall, Delta, Done, Output
+from triptych.proxy.call.chat import ChatCall, Done, Output
 from triptych.proxy.call.validation import ModelKind
 from triptych.proxy.encoders.job_runner import JobRunner
 from triptych.proxy.encoders.loads import PDWork, PromptWork, kv_share, outstanding_prompts
 from triptych.proxy.events import (
-    Admitted,
     ClientLeft,
     DeadlinePassed,
-    Finished,
     FirstToken,
     JobEvent,
-    LoadReported,
-    MissReported,
     RequestEvent,
     RequestFailed,
+    WorkerEvent,
 )
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.media.source import MediaSource
@@ -285,7 +283,7 @@ class Dispatcher:
         request = self._requests.get(request_id)
         if request is None:
             return
-        if isinstance(event, Admitted | Finished):
+        if isinstance(event, WorkerEvent):
             worker = self._pool.workers.get(("pd", request.pd_address))
             kind = worker.info.kind if worker is not None else ""
             self.prompts.observe(request.lifecycle, event, kind, self._clock())
@@ -321,15 +319,19 @@ class Dispatcher:
             case do.StartJobs():
                 origins = self._items.encode(request, order.mm_hashes, expected=order.expected)
                 for key, origin in origins.items():
-                    self.deliver(request.request_id, JobEvent(key, WAITS, origin=origin))
+                    self.deliver(request.request_id, JobEvent(mm_hash=key, waits=JobWaits(origin=origin)))
                 self._shortage.lacking(request)
-            case do.TellJobs(Admitted()):
-                self.jobs.admit(request.request_id)
-                self._shortage.lacking(request)
-            case do.TellJobs(LoadReported(mm_hash=key), held=True):
-                self._items.skip(request, key)
-            case do.TellJobs(LoadReported(mm_hash=key) | MissReported(mm_hash=key)):
-                self.jobs.loaded(request.request_id, key)
+            case do.TellJobs():
+                self._tell_jobs(request, order)
+
+    def _tell_jobs(self, request: InFlightRequest, order: do.TellJobs) -> None:
+        if order.event.HasField("admitted"):
+            self.jobs.admit(request.request_id)
+            self._shortage.lacking(request)
+        elif order.held:
+            self._items.skip(request, order.mm_hash)
+        else:
+            self.jobs.loaded(request.request_id, order.mm_hash)
 
     async def _look_up(self, request: InFlightRequest, mm_hashes: Sequence[str]) -> None:
         answer = await self._items.look_up(request, mm_hashes, self._router.known_prefixes)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 
 from triptych.base.errors import RequestError
-from triptych.base.types import ItemPlan, PDTimings, Usage
-from triptych.protos.encoder_pb2 import EncodeEvent
-from triptych.proxy.call.chat import Started
+from triptych.base.types import ItemPlan
+from triptych.protos import encoder_pb2, pd_pb2
 
+#: What an encoder worker says of an item's job, or the proxy itself. `waits` is the proxy's: the job is asked
+#: for. `failed` ends the request, unless it is retryable: another try follows then.
+JobEvent = encoder_pb2.EncodeEvent
+#: What a PD worker says of a request, or the proxy itself of its worker.
+WorkerEvent = pd_pb2.RequestEvent
 #: The store's epoch and the jumps of its clock, both of which change where it loses everything.
 StoreEpoch = tuple[str, int]
 
@@ -36,27 +40,6 @@ class LookedUp(msgspec.Struct, frozen=True):
     epoch: StoreEpoch = ("", 0)
 
 
-class JobEvent(msgspec.Struct, frozen=True):
-    """An event of the item's encoder job: its worker's own message, or one of the proxy about the job.
-
-    `waits` is the proxy's: the job is asked for, and its `origin` is "encoded", or "joined" where it is
-    another request's. `failed` ends the request, unless it is retryable: another try follows then.
-    """
-
-    mm_hash: str
-    event: EncodeEvent
-    #: The encoder worker's.
-    address: str = ""
-    #: The store's when the embedding was ready.
-    epoch: StoreEpoch = ("", 0)
-    origin: str = ""
-
-    @property
-    def kind(self) -> str:
-        """The event's alternative."""
-        return self.event.WhichOneof("body") or ""
-
-
 class EncodersGone(msgspec.Struct, frozen=True):
     """No encoder worker serves the request's namespace, and none has for a while."""
 
@@ -65,64 +48,26 @@ class EncodersBack(msgspec.Struct, frozen=True):
     """An encoder worker serves the request's namespace again."""
 
 
-class AttemptEvent(msgspec.Struct, frozen=True):
-    """An event at the PD worker of an attempt; ignored where the attempt is over."""
+class Accepted(msgspec.Struct, frozen=True):
+    """A PD worker has taken the attempt; ignored where that is over, as the next one and a `WorkerEvent`."""
 
     attempt: int
 
 
-class Accepted(AttemptEvent, frozen=True):
-    """A PD worker has taken the request."""
+class Refused(msgspec.Struct, frozen=True):
+    """The PD worker will not serve the attempt's request, and no other one would."""
 
-
-class Refused(AttemptEvent, frozen=True):
-    """The PD worker will not serve the request, and no other one would."""
-
+    attempt: int
     error: RequestError
 
 
-class Lost(AttemptEvent, frozen=True):
-    """The PD worker is gone, has stalled or does not know the request. `back_off`: it gave the request up,
-    which keeps away from it for a moment."""
-
-    back_off: bool = False
-
-
-class Admitted(AttemptEvent, frozen=True):
-    """The PD worker has expanded the prompt and reserved memory for all items."""
-
-    started: Started
-    placements: Sequence[tuple[int, int]]
-
-
-class LoadReported(AttemptEvent, frozen=True):
-    """The PD worker has the item; it was resident where `seconds` is 0."""
-
-    mm_hash: str
-    seconds: float = 0.0
-    #: "store", "shm" or "peer"; "" where it was resident, or the worker does not tell.
-    path: str = ""
-
-
-class MissReported(AttemptEvent, frozen=True):
-    """The embedding was evicted or damaged before the PD worker had it."""
-
-    mm_hash: str
-    damaged_digest: str = ""
+def lost(attempt: int) -> WorkerEvent:
+    """The attempt's PD worker is gone, has stalled or does not know the request."""
+    return WorkerEvent(attempt=attempt, lost=pd_pb2.Lost())
 
 
 class FirstToken(msgspec.Struct, frozen=True):
     """The first token has come."""
-
-
-class Finished(AttemptEvent, frozen=True):
-    """The PD worker has generated the whole answer; `spent` is what each of its stages took."""
-
-    reason: str
-    usage: Usage
-    spent: PDTimings | None = None
-    stop_sequence: str = ""
-    pooled: bytes = b""
 
 
 class RequestFailed(msgspec.Struct, frozen=True):
@@ -158,10 +103,10 @@ class CallEnded(msgspec.Struct, frozen=True):
 #: Events of items on their way into the store.
 ItemEvent = LookedUp | JobEvent
 #: Events of an attempt at its PD worker.
-WorkerEvent = Accepted | Refused | Lost | Admitted | LoadReported | MissReported | Finished
+AttemptEvent = Accepted | Refused | WorkerEvent
 RequestEvent = (
     ItemEvent
-    | WorkerEvent
+    | AttemptEvent
     | Fetched
     | EncodersGone
     | EncodersBack
@@ -170,3 +115,13 @@ RequestEvent = (
     | ClientLeft
     | DeadlinePassed
 )
+
+
+def told(event: object) -> str:
+    """The alternative of an event that is a worker's message; "" of any other event."""
+    return (event.WhichOneof("body") or "") if isinstance(event, JobEvent | WorkerEvent) else ""
+
+
+def served(event: WorkerEvent) -> bool:
+    """Whether it is the end of the whole answer."""
+    return event.HasField("finished") and event.finished.reason not in ("error", "abort")

@@ -87,8 +87,8 @@ class PrefixAffinity:
 
 def choose_pd(workers: Sequence[PDLoad], chain: Sequence[str], affinity: PrefixAffinity) -> str | None:
     """The owner of the longest known prefix unless it is much busier than the least busy worker."""
-    if not workers:
-        return None
+    if len(workers) < 2:
+        return workers[0].address if workers else None
     minimum = min(workers, key=lambda load: (load.in_flight / load.max_num_seqs, _tie(chain, load.address)))
     owner = affinity.owner(chain, (load.address for load in workers))
     for load in workers:

@@ -194,6 +194,8 @@ class KnownWorkers:
 
         InvalidRequest or NotFound, which name what there is; Unavailable while nothing is known.
         """
+        if any(name == model.name for model in self._models.values()):
+            return name
         models = self.models()
         if not models:
             raise Unavailable(
@@ -204,11 +206,7 @@ class KnownWorkers:
             return models[0]
         if not name:
             raise InvalidRequest(f"model must name one of {', '.join(models)}", param="model")
-        if name not in models:
-            raise NotFound(
-                f"model {name[:80]!r} is not served here; there is {', '.join(models)}", param="model"
-            )
-        return name
+        raise NotFound(f"model {name[:80]!r} is not served here; there is {', '.join(models)}", param="model")
 
     def live_models(self) -> list[str]:
         return sorted({worker.info.model for worker in self.serving("pd")})

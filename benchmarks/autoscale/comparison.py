@@ -35,7 +35,7 @@ from triptych_bench.simulator.run import simulate
 
 STATIC = "static peak"
 OURS = "work-seconds (ours)"
-#: By name: what scales up to so many workers that take so long to start. One setting for all traces.
+#: By name: the scaler for a maximum of workers and their seconds to start. One setting for all traces.
 POLICIES: dict[str, Callable[[int, float], Scaler]] = {
     STATIC: lambda maximum, _: FixedSize(maximum),
     OURS: lambda maximum, cold_start: work_seconds(0, maximum, cold_start),

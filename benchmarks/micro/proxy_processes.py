@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -17,11 +18,12 @@ from typing import Any
 import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from triptych.base.delta import Delta
 from triptych.base.machine.heap import collect_rarely
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.rpc.channels import listen, make_channel, make_server
-from triptych.base.types import FinishReason, ItemPlan, PDTimings, Usage, WorkerInfo
-from triptych.pd_worker.core.request_events import EngineEvent, NewTokens, RequestAdmitted, RequestFinished
+from triptych.base.types import ItemPlan, WorkerInfo
+from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.events.streams import EventStreams
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 from triptych.proxy.dispatcher import Dispatcher
@@ -162,17 +164,17 @@ class CountingPD(pd_pb2_grpc.PDServiceServicer):
     def _step(self, request: pd_pb2.SubmitRequest, position: int) -> list[EngineEvent]:
         """One token; before the first one the admission, after the last one the end."""
         name, limit = request.request_id, request.sampling.max_tokens
-        who: Any = {"request_id": name, "attempt": request.attempt, "proxy_id": request.proxy_id}
-        tokens = NewTokens(position=position, token_ids=(1000 + position,), text=" token", **who)
+        ids, attempt, proxy = (1000 + position,), request.attempt, request.proxy_id
+        tokens: EngineEvent = Delta(" token", ids, (), 0, name, attempt, proxy, position)
+        told = partial(pd_pb2.RequestEvent, request_id=name, attempt=attempt, proxy_id=proxy)
         self._running[name] = (request, position + 1)
         if position == 0:
-            return [RequestAdmitted(prompt_token_ids=(1, 2, 3), placements=(), **who), tokens]
+            return [told(admitted=pd_pb2.Admitted(prompt_token_ids=(1, 2, 3))), tokens]
         if position + 1 < limit:
             return [tokens]
         del self._running[name]
-        usage = Usage(3, limit, 0)
-        end = RequestFinished(reason=FinishReason.LENGTH, usage=usage, timings=PDTimings(0, 0, 0, 0), **who)
-        return [tokens, end]
+        end = pd_pb2.Finished(reason="length", prompt_tokens=3, completion_tokens=limit)
+        return [tokens, told(finished=end)]
 
 
 def pd_process(pipe: Any, streams: int) -> None:

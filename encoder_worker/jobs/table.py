@@ -27,6 +27,11 @@ class JobMetrics:
     def __init__(self, metrics: EncoderMetrics, model_name: str) -> None:
         self._metrics = metrics
         self._model_name = model_name
+        # Looked up once: they are set with every turn of the job loop.
+        self._seconds = {
+            place: metrics.decode_seconds.labels(model_name, place.value) for place in DecodePlace
+        }
+        self._places = {place: metrics.decodes.labels(model_name, place.value) for place in DecodePlace}
 
     def gauges(self, counts: SchedulerCounts) -> None:
         """Sets the gauges; all are zero when the worker is idle."""
@@ -55,7 +60,7 @@ class JobMetrics:
 
     def decoded(self, seconds: float, place: DecodePlace) -> None:
         """Counts a decode that has ended, for whatever reason."""
-        self._metrics.decode_seconds.labels(self._model_name, place.value).inc(seconds)
+        self._seconds[place].inc(seconds)
 
     def abandoned(self) -> None:
         """Counts a decode that was ended since nobody waited for it any more."""
@@ -63,8 +68,8 @@ class JobMetrics:
 
     def places(self, places: DecodePlaces) -> None:
         """Sets the gauges of decodes under way."""
-        for place in DecodePlace:
-            self._metrics.decodes.labels(self._model_name, place.value).set(places.used(place))
+        for place, gauge in self._places.items():
+            gauge.set(places.used(place))
 
     def failed(self, code: str) -> None:
         """Counts a failed job or stream, by its error's code."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar, ParamSpec, TypeVar
 
@@ -93,15 +94,12 @@ class Preparer:
         self._audio = audio or AudioLimits()
         self._video = video or VideoLimits(frame_pixels=max_pixels)
         self._decoded_bytes = decoded
-        # One more than decodes may take, so that no verification waits for them. The count of torch's threads
-        # of now: the tower's own may grow for a batch, and threads that begin then would take it.
-        self._pool = ThreadPoolExecutor(
-            DecodePlaces(threads).total + 1,
-            thread_name_prefix="media",
-            initializer=use_threads_here,
-            initargs=(torch.get_num_threads(),),
-        )
-        self._clips = SharedClips(self._video, self._pool.submit)
+        # Small pictures go through no more threads than decode them: an executor wakes its threads in turn,
+        # and each has buffers of its own. The others are for what waits for processes, and one for
+        # verification, which waits for no decode.
+        self._threads = _executor("media", threads)
+        self._beside = _executor("beside media", DecodePlaces(threads).total - threads + 1)
+        self._clips = SharedClips(self._video, self._beside.submit)
 
     def work(self, *, tenant: str = "", heavy: bool) -> DecodeWork:
         """The work of one decode, for `prepare` and `segments`."""
@@ -112,7 +110,7 @@ class Preparer:
         """The joined media; InvalidRequest(param "mm_hash") when that is not their hash."""
         if spec.media_bytes <= INLINE_BYTES:
             return _verify(spec, frames)
-        return await asyncio.get_running_loop().run_in_executor(self._pool, _verify, spec, frames)
+        return await asyncio.get_running_loop().run_in_executor(self._beside, _verify, spec, frames)
 
     def hold(self, media: VerifiedMedia) -> ClipHold | None:
         """What a job holds until its end, so that one decode serves all parts of a video."""
@@ -153,18 +151,24 @@ class Preparer:
             work.check()
             return function(*args, **kwargs)
 
-        future = asyncio.get_running_loop().run_in_executor(self._pool, run)
-        cancelled = False
-        while not future.done():
+        loop, ended, cancelled = asyncio.get_running_loop(), asyncio.Event(), False
+
+        def end(future: Future[T]) -> None:
+            with contextlib.suppress(RuntimeError):  # the end of the event loop
+                loop.call_soon_threadsafe(ended.set)
+
+        # Straight to the event: the interpreter's lock, which decoding threads hold, is asked for with every
+        # turn of the loop in between, and a thread idles meanwhile.
+        future = (self._beside if work.heavy else self._threads).submit(run)
+        future.add_done_callback(end)
+        while not ended.is_set():
             try:
-                await asyncio.wait([future])
+                await ended.wait()
             except asyncio.CancelledError:
                 cancelled = True
                 work.cancel()
         work.release()
-        if cancelled:
-            if not future.cancelled():
-                future.exception()
+        if cancelled or future.cancelled():
             raise asyncio.CancelledError
         return future.result()
 
@@ -201,8 +205,17 @@ class Preparer:
             return process.picture()
 
     def close(self) -> None:
-        """Ends the pool and drops queued work."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Ends the threads and drops queued work."""
+        for executor in (self._threads, self._beside):
+            executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _executor(name: str, threads: int) -> ThreadPoolExecutor:
+    # The count of torch's threads of now: the tower's own may grow for a batch, and threads that begin then
+    # would take it.
+    return ThreadPoolExecutor(
+        threads, thread_name_prefix=name, initializer=use_threads_here, initargs=(torch.get_num_threads(),)
+    )
 
 
 def _verify(spec: JobSpec, frames: Sequence[bytes]) -> VerifiedMedia:

@@ -4,166 +4,113 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TypedDict
+from dataclasses import asdict
 
-import msgspec
-
+from triptych.base.delta import Delta
 from triptych.base.errors import InternalError, RequestError
-from triptych.base.types import FinishReason, PDTimings, Placement, ReasoningMarkers, TimestampTokens, Usage
+from triptych.base.types import FinishReason
 from triptych.pd_worker.core.outputs import Latencies, RawLogprobs
 from triptych.pd_worker.core.request import EngineRequest, RequestState
+from triptych.protos.convert import error_to_proto
+from triptych.protos.pd_pb2 import (
+    Admitted,
+    Finished,
+    ItemLoaded,
+    ItemMissing,
+    ItemPlacement,
+    ReasoningMarkers,
+    RequestEvent,
+    TimestampTokens,
+)
+
+#: New output, or any other event as the proxy gets it.
+EngineEvent = Delta[RawLogprobs] | RequestEvent
 
 
-class EngineEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of all events: the request and the attempt that an event belongs to."""
-
-    request_id: str
-    attempt: int
-    proxy_id: str
-
-
-class RequestAdmitted(EngineEvent, frozen=True, kw_only=True):
-    """The bytes of all items are reserved: encoder jobs may run. Placements are in item order."""
-
-    prompt_token_ids: tuple[int, ...]
-    placements: tuple[Placement, ...]
-    encoder_prompt_token_ids: tuple[int, ...] = ()
-    timestamps: TimestampTokens | None = None
-    reasoning: ReasoningMarkers | None = None
-    tool_format: str = ""
-
-
-class ItemLoaded(EngineEvent, frozen=True, kw_only=True):
-    """The item has arrived after `seconds`, by `path`: "store", "shm" or "peer"; "" where it was resident."""
-
-    mm_hash: str
-    seconds: float
-    path: str = ""
-
-
-class ItemMissing(EngineEvent, frozen=True, kw_only=True):
-    """The store has no usable value: encode it again. `damaged_digest` is empty when there was none."""
-
-    mm_hash: str
-    damaged_digest: str = ""
-
-
-class NewTokens(EngineEvent, frozen=True, kw_only=True, gc=False):
-    """New output. `position` counts the output tokens before these, earlier attempts included.
-
-    `logprobs` are one per token where the request asked for them.
-    """
-
-    position: int
-    token_ids: Sequence[int]
-    text: str
-    logprobs: tuple[RawLogprobs, ...] = ()
-
-
-class RequestFinished(EngineEvent, frozen=True, kw_only=True):
-    """The last event of an attempt. `error` is set exactly when the reason is ERROR."""
-
-    reason: FinishReason
-    usage: Usage
-    timings: PDTimings
-    error: RequestError | None = None
-    stop_sequence: str = ""
-    #: The vector or the score of a pooled request, as little-endian float32.
-    pooled: bytes = b""
-
-
-class _Names(TypedDict):
-    request_id: str
-    attempt: int
-    proxy_id: str
-
-
-def _names(request: EngineRequest) -> _Names:
-    return {"request_id": request.request_id, "attempt": request.attempt, "proxy_id": request.proxy_id}
-
-
-def admitted(state: RequestState) -> RequestAdmitted:
+def admitted(state: RequestState) -> RequestEvent:
     """The event of a request whose items' bytes have been reserved."""
     request = state.request
-    return RequestAdmitted(
-        **_names(request),
-        prompt_token_ids=tuple(request.prompt_token_ids),
-        placements=tuple(feature.placement for feature in request.features),
+    times, reasoning = request.timestamps, request.reasoning
+    places = [feature.placement for feature in request.features]
+    body = Admitted(
+        prompt_token_ids=request.prompt_token_ids,
+        placements=[ItemPlacement(offset=place.offset, length=place.length) for place in places],
         encoder_prompt_token_ids=request.encoder_prompt_token_ids,
-        timestamps=request.timestamps,
-        reasoning=request.reasoning,
+        timestamps=None if times is None else TimestampTokens(first=times.first, seconds=times.seconds),
+        reasoning=None if reasoning is None else ReasoningMarkers(**asdict(reasoning)),
         tool_format=request.tool_format,
     )
+    return _event(request, admitted=body)
 
 
-def item_loaded(state: RequestState, mm_hash: str, seconds: float, path: str = "") -> ItemLoaded:
-    return ItemLoaded(**_names(state.request), mm_hash=mm_hash, seconds=seconds, path=path)
+def item_loaded(state: RequestState, mm_hash: str, seconds: float, path: str = "") -> RequestEvent:
+    body = ItemLoaded(mm_hash=mm_hash, seconds=seconds, path=path)
+    return _event(state.request, item_loaded=body)
 
 
-def item_missing(state: RequestState, mm_hash: str, damaged_digest: str) -> ItemMissing:
-    return ItemMissing(**_names(state.request), mm_hash=mm_hash, damaged_digest=damaged_digest)
+def item_missing(state: RequestState, mm_hash: str, damaged_digest: str) -> RequestEvent:
+    body = ItemMissing(mm_hash=mm_hash, damaged_digest=damaged_digest)
+    return _event(state.request, item_missing=body)
 
 
 def new_tokens(
-    state: RequestState, tokens: Sequence[int], text: str, logprobs: tuple[RawLogprobs, ...] = ()
-) -> NewTokens:
+    state: RequestState, tokens: Sequence[int], text: str, logprobs: Sequence[RawLogprobs] = ()
+) -> Delta[RawLogprobs]:
     """The event of the last `tokens` of the output and the text that they complete."""
     request = state.request
-    return NewTokens(
-        request_id=request.request_id,
-        attempt=request.attempt,
-        proxy_id=request.proxy_id,
-        position=len(request.output_token_ids) - len(tokens),
-        token_ids=tokens,
-        text=text,
-        logprobs=logprobs,
-    )
+    position = len(request.output_token_ids) - len(tokens)
+    return Delta(text, tokens, logprobs, 0, request.request_id, request.attempt, request.proxy_id, position)
 
 
 def finished(
     state: RequestState, reason: FinishReason, error: RequestError | None, pooled: bytes = b""
-) -> RequestFinished:
-    """The last event of a request, with its usage and timings."""
-    request = state.request
-    return _finished(request, reason, error, state.num_cached_tokens, _timings(state), pooled)
-
-
-def refused(request: EngineRequest, error: RequestError) -> RequestFinished:
-    """The only event of a request that the scheduler does not hold."""
-    return _finished(request, FinishReason.ERROR, error, 0, PDTimings())
-
-
-def _finished(
-    request: EngineRequest,
-    reason: FinishReason,
-    error: RequestError | None,
-    cached: int,
-    timings: PDTimings,
-    pooled: bytes = b"",
-) -> RequestFinished:
-    return RequestFinished(
-        **_names(request),
-        reason=reason,
-        usage=Usage(len(request.prompt_token_ids), len(request.output_token_ids), cached),
-        timings=timings,
-        error=error,
-        stop_sequence=request.output.stop_sequence,
-        pooled=pooled,
-    )
-
-
-def _timings(state: RequestState) -> PDTimings:
-    """Seconds of each stage; 0 for those it never reached."""
+) -> RequestEvent:
+    """The last event of a request, with its usage and the seconds of each stage: 0 of those not reached."""
 
     def span(start: float | None, end: float | None) -> float:
         return 0.0 if start is None or end is None else max(0.0, end - start)
 
-    return PDTimings(
-        queue=span(state.request.arrival, state.first_scheduled_at),
-        load=span(state.admitted_at, state.items_at),
-        prefill=span(state.first_scheduled_at, state.first_token_at),
-        decode=span(state.first_token_at, state.last_token_at),
-        work=state.work_seconds,
+    body = _finished(state.request, reason, error)
+    body.cached_tokens, body.pooled = state.num_cached_tokens, pooled
+    body.queue_seconds = span(state.request.arrival, state.first_scheduled_at)
+    body.load_seconds = span(state.admitted_at, state.items_at)
+    body.prefill_seconds = span(state.first_scheduled_at, state.first_token_at)
+    body.decode_seconds = span(state.first_token_at, state.last_token_at)
+    body.work_seconds = state.work_seconds
+    return _event(state.request, finished=body)
+
+
+def refused(request: EngineRequest, error: RequestError) -> RequestEvent:
+    """The only event of a request that the scheduler does not hold."""
+    return _event(request, finished=_finished(request, FinishReason.ERROR, error))
+
+
+def _finished(request: EngineRequest, reason: FinishReason, error: RequestError | None) -> Finished:
+    return Finished(
+        reason=reason.value,
+        error=None if error is None else error_to_proto(error),
+        prompt_tokens=len(request.prompt_token_ids),
+        completion_tokens=len(request.output_token_ids),
+        stop_sequence=request.output.stop_sequence,
+    )
+
+
+def _event(
+    request: EngineRequest,
+    *,
+    admitted: Admitted | None = None,
+    item_loaded: ItemLoaded | None = None,
+    item_missing: ItemMissing | None = None,
+    finished: Finished | None = None,
+) -> RequestEvent:
+    return RequestEvent(
+        request_id=request.request_id,
+        attempt=request.attempt,
+        proxy_id=request.proxy_id,
+        admitted=admitted,
+        item_loaded=item_loaded,
+        item_missing=item_missing,
+        finished=finished,
     )
 
 
@@ -179,7 +126,7 @@ class OutputProcessor:
 
     def append(
         self, state: RequestState, token: int, logprobs: RawLogprobs | None, now: float
-    ) -> tuple[NewTokens | None, FinishReason | None, RequestError | None]:
+    ) -> tuple[Delta[RawLogprobs] | None, FinishReason | None, RequestError | None]:
         """The event of a new token; the reason, and for ERROR the error, where the output ends."""
         request = state.request
         if state.first_token_at is None:

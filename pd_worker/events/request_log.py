@@ -5,25 +5,19 @@ from __future__ import annotations
 import bisect
 import re
 from array import array
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
+from triptych.base.delta import Delta
 from triptych.base.errors import RequestError
 from triptych.base.log import log_fields
 from triptych.base.tracing import attributes as names
 from triptych.base.tracing.context import Producers, hex_trace_id, parse_traceparent
 from triptych.base.tracing.tracer import Span, SpanKind, Tracer
-from triptych.base.types import FinishReason, PDTimings
+from triptych.base.types import FinishReason
 from triptych.pd_worker.core.outputs import RawLogprobs
-from triptych.pd_worker.core.request_events import (
-    EngineEvent,
-    ItemLoaded,
-    ItemMissing,
-    NewTokens,
-    RequestAdmitted,
-    RequestFinished,
-)
+from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.protos import common_pb2, pd_pb2
 from triptych.protos.convert import error_to_proto
 
@@ -107,12 +101,12 @@ class RequestLog:
         self.finished: pd_pb2.Finished | None = None
         #: When the last event was sent, in seconds of the streams' clock.
         self.finished_sent_at: float | None = None
-        self._admitted: pd_pb2.Admitted | None = None
+        self._admitted: pd_pb2.RequestEvent | None = None
         #: The latest event of each item.
         self._items: dict[str, pd_pb2.RequestEvent] = {}
         self._first = resumed_tokens
         self._token_ids = array("I")
-        #: One text for every NewTokens event, and the output tokens before it.
+        #: One text for every Delta, and the output tokens before it.
         self._texts: list[str] = []
         self._starts = array("I")
         #: One per token, or none at all.
@@ -138,29 +132,32 @@ class RequestLog:
         return len(self._token_ids)
 
     def add(self, event: EngineEvent) -> None:
-        match event:
-            case NewTokens():
-                self._starts.append(self.position)
-                self._token_ids.extend(event.token_ids)
-                self._texts.append(event.text)
-                if self._texts_of is not None and event.logprobs:
-                    self._logprobs += [logprobs_to_proto(raw, self._texts_of) for raw in event.logprobs]
-            case RequestAdmitted():
-                self._admitted = admitted_to_proto(event)
-                if self._trace is not None:
-                    self._trace.admitted()
-            case ItemLoaded():
-                self._set_item(event.mm_hash, self._event(item_loaded=loaded_to_proto(event)))
-                if self._trace is not None:
-                    self._trace.item_loaded(event)
-            case ItemMissing():
-                self._set_item(event.mm_hash, self._event(item_missing=missing_to_proto(event)))
-                if self._trace is not None:
-                    self._trace.item_missing(event)
-            case RequestFinished():
-                self.finished = finished_to_proto(event)
+        if isinstance(event, Delta):
+            self._starts.append(self.position)
+            self._token_ids.extend(event.token_ids)
+            self._texts.append(event.text)
+            if self._texts_of is not None and event.logprobs:
+                self._logprobs += [logprobs_to_proto(raw, self._texts_of) for raw in event.logprobs]
+            return
+        event.ClearField("proxy_id")
+        trace = self._trace
+        match event.WhichOneof("body"):
+            case "admitted":
+                self._admitted = event
+                if trace is not None:
+                    trace.admitted()
+            case "item_loaded":
+                self._set_item(event.item_loaded.mm_hash, event)
+                if trace is not None:
+                    trace.item_loaded(event.item_loaded)
+            case "item_missing":
+                self._set_item(event.item_missing.mm_hash, event)
+                if trace is not None:
+                    trace.item_missing(event.item_missing)
+            case "finished":
+                self.finished = event.finished
                 if (trace := self._end_trace()) is not None:
-                    trace.finished(event)
+                    trace.finished(event.finished)
 
     def removed(self) -> None:
         """The log is dropped: ends the trace of an attempt that has not finished."""
@@ -185,8 +182,8 @@ class RequestLog:
         nbytes += _ITEM_BYTES * len(self._unsent_items)
         nbytes += 0 if self.finished is None else len(self.finished.pooled)
         if self._admitted is not None and not self._sent_admitted:
-            ids = len(self._admitted.prompt_token_ids) + len(self._admitted.encoder_prompt_token_ids)
-            nbytes += _ID_BYTES * ids
+            told = self._admitted.admitted
+            nbytes += _ID_BYTES * (len(told.prompt_token_ids) + len(told.encoder_prompt_token_ids))
         return nbytes
 
     @property
@@ -203,7 +200,7 @@ class RequestLog:
         events: list[pd_pb2.RequestEvent] = []
         if self._admitted is not None and not self._sent_admitted:
             self._sent_admitted = True
-            events.append(self._event(admitted=self._admitted))
+            events.append(self._admitted)
         events.extend(self._items[mm_hash] for mm_hash in self._unsent_items)
         self._unsent_items.clear()
         if self._sent_texts < len(self._texts):
@@ -277,46 +274,11 @@ class RequestLog:
         self._unsent_items[mm_hash] = None
 
     def _event(
-        self,
-        *,
-        admitted: pd_pb2.Admitted | None = None,
-        item_loaded: pd_pb2.ItemLoaded | None = None,
-        item_missing: pd_pb2.ItemMissing | None = None,
-        tokens: pd_pb2.Tokens | None = None,
-        finished: pd_pb2.Finished | None = None,
+        self, *, tokens: pd_pb2.Tokens | None = None, finished: pd_pb2.Finished | None = None
     ) -> pd_pb2.RequestEvent:
         return pd_pb2.RequestEvent(
-            request_id=self.request_id,
-            attempt=self.attempt,
-            admitted=admitted,
-            item_loaded=item_loaded,
-            item_missing=item_missing,
-            tokens=tokens,
-            finished=finished,
+            request_id=self.request_id, attempt=self.attempt, tokens=tokens, finished=finished
         )
-
-
-def admitted_to_proto(event: RequestAdmitted) -> pd_pb2.Admitted:
-    return pd_pb2.Admitted(
-        prompt_token_ids=event.prompt_token_ids,
-        placements=[
-            pd_pb2.ItemPlacement(offset=place.offset, length=place.length) for place in event.placements
-        ],
-        encoder_prompt_token_ids=event.encoder_prompt_token_ids,
-        timestamps=None
-        if event.timestamps is None
-        else pd_pb2.TimestampTokens(first=event.timestamps.first, seconds=event.timestamps.seconds),
-        reasoning=None if event.reasoning is None else pd_pb2.ReasoningMarkers(**asdict(event.reasoning)),
-        tool_format=event.tool_format,
-    )
-
-
-def loaded_to_proto(event: ItemLoaded) -> pd_pb2.ItemLoaded:
-    return pd_pb2.ItemLoaded(mm_hash=event.mm_hash, seconds=event.seconds, path=event.path)
-
-
-def missing_to_proto(event: ItemMissing) -> pd_pb2.ItemMissing:
-    return pd_pb2.ItemMissing(mm_hash=event.mm_hash, damaged_digest=event.damaged_digest)
 
 
 def logprobs_to_proto(raw: RawLogprobs, texts: TokenTexts) -> common_pb2.PositionLogprobs:
@@ -325,23 +287,6 @@ def logprobs_to_proto(raw: RawLogprobs, texts: TokenTexts) -> common_pb2.Positio
         return common_pb2.TokenLogprob(token_id=token_id, logprob=logprob, text=text, utf8=utf8)
 
     return common_pb2.PositionLogprobs(chosen=token(*raw.chosen), top=[token(*pair) for pair in raw.top])
-
-
-def finished_to_proto(event: RequestFinished) -> pd_pb2.Finished:
-    return pd_pb2.Finished(
-        reason=event.reason.value,
-        error=error_to_proto(event.error) if event.error else None,
-        prompt_tokens=event.usage.prompt_tokens,
-        completion_tokens=event.usage.completion_tokens,
-        cached_tokens=event.usage.cached_tokens,
-        queue_seconds=event.timings.queue,
-        load_seconds=event.timings.load,
-        prefill_seconds=event.timings.prefill,
-        decode_seconds=event.timings.decode,
-        work_seconds=event.timings.work,
-        stop_sequence=event.stop_sequence,
-        pooled=event.pooled,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,7 +329,7 @@ class AttemptTrace:
         self._admitted = self._traces.tracer.clock()
         self._traces.tracer.note(self._span, "admitted", self._admitted)
 
-    def item_loaded(self, event: ItemLoaded) -> None:
+    def item_loaded(self, event: pd_pb2.ItemLoaded) -> None:
         """An item is there, whether it was loaded for this request or not."""
         tracer, at = self._traces.tracer, self._traces.tracer.clock()
         # A load that another request had begun is this one's from its arrival on.
@@ -395,37 +340,36 @@ class AttemptTrace:
         links = self._traces.producers.links(event.mm_hash)
         tracer.end(tracer.start("load item", self.context, attributes, at=start, links=links), at)
 
-    def item_missing(self, event: ItemMissing) -> None:
+    def item_missing(self, event: pd_pb2.ItemMissing) -> None:
         """An item is gone from the store, or damaged."""
         name = "item damaged" if event.damaged_digest else "item missing"
         self._traces.tracer.note(self._span, name)
 
-    def finished(self, event: RequestFinished) -> None:
+    def finished(self, end: pd_pb2.Finished) -> None:
         """The attempt's last event."""
-        usage = event.usage
         self._span.set_attributes(
             {
-                names.INPUT_TOKENS: usage.prompt_tokens,
-                names.CACHED_TOKENS: usage.cached_tokens,
-                names.OUTPUT_TOKENS: usage.completion_tokens,
-                names.FINISH_REASONS: (event.reason.value,),
+                names.INPUT_TOKENS: end.prompt_tokens,
+                names.CACHED_TOKENS: end.cached_tokens,
+                names.OUTPUT_TOKENS: end.completion_tokens,
+                names.FINISH_REASONS: (end.reason,),
             }
         )
-        self._stages(event.timings)
-        self._record("" if event.error is None else event.error.code)
+        self._stages(end)
+        self._record(end.error.code)
 
     def failed(self, error: str) -> None:
         """The attempt ended without a last event of the engine: cancelled, refused, or handed over."""
         self._record(error)
 
-    def _stages(self, timings: PDTimings) -> None:
+    def _stages(self, end: pd_pb2.Finished) -> None:
         tracer, context, start = self._traces.tracer, self.context, self._start
-        tracer.stage("queue", context, start, timings.queue)
+        tracer.stage("queue", context, start, end.queue_seconds)
         if self._admitted is not None:
-            tracer.stage("wait for items", context, self._admitted, timings.load)
-        scheduled = start + timings.queue
-        tracer.stage("prefill", context, scheduled, timings.prefill)
-        tracer.stage("decode", context, scheduled + timings.prefill, timings.decode)
+            tracer.stage("wait for items", context, self._admitted, end.load_seconds)
+        scheduled = start + end.queue_seconds
+        tracer.stage("prefill", context, scheduled, end.prefill_seconds)
+        tracer.stage("decode", context, scheduled + end.prefill_seconds, end.decode_seconds)
 
     def _record(self, error: str) -> None:
         if error:

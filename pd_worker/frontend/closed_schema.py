@@ -1,7 +1,7 @@
-"""JSON schemas that end: their objects have the written names only, their integers and strings a bound.
+"""JSON schemas that end: objects have the written names only, and numbers, strings and lists a bound.
 
-A weak model invents names, digits and letters for as long as it may. Where a schema says itself what more an
-object may have, or how long a value may be, it stays as it is.
+A weak model invents names, digits, letters and items for as long as it may. Where a schema says itself what
+more an object may have, or how long a value may be, it stays as it is.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ from urllib.parse import unquote
 MAX_STRING = 8192
 #: The largest that fits 64 bits and is exact as a float, as which parsers read it: 19 digits.
 MAX_INTEGER = (1 << 63) - (1 << 10)
+#: What a number is a multiple of: digits after the point are bounded by nothing else that the parser takes,
+#: and it takes no smaller one. Powers of ten are written out.
+NUMBER_STEP = 1e-9
+_STEP_DIGITS = 9
+MAX_ITEMS = 4096
 #: Schemas and names that are looked at for one schema: copies of what references lead to multiply.
 _MAX_VISITS = 50_000
 
@@ -48,6 +53,9 @@ class _Facts:
     words: set[str] = field(default_factory=set)
     least_properties: float = 0
     least_length: float = 0
+    least_items: float = 0
+    #: A number's own bounds are between two steps.
+    fine: bool = False
 
     @property
     def bare(self) -> bool:
@@ -73,6 +81,9 @@ class _Facts:
         self.words |= {word for word in _BOUNDS if word in schema}
         self.least_properties = max(self.least_properties, _number(schema.get("minProperties")))
         self.least_length = max(self.least_length, _number(schema.get("minLength")))
+        self.least_items = max(self.least_items, _number(schema.get("minItems")))
+        bounds = [_number(schema.get(word)) for word in (*_LOWER, *_UPPER)]
+        self.fine |= any(round(bound, _STEP_DIGITS) != bound for bound in bounds)
 
     def __or__(self, other: _Facts) -> _Facts:
         return _Facts(
@@ -85,11 +96,14 @@ class _Facts:
             self.words | other.words,
             max(self.least_properties, other.least_properties),
             max(self.least_length, other.least_length),
+            max(self.least_items, other.least_items),
+            self.fine or other.fine,
         )
 
 
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
-_BOUNDS = ("maxLength", "minLength", "pattern", "format", *_LOWER, *_UPPER)
+_LISTS = ("maxItems", "minItems", "items", "prefixItems")
+_BOUNDS = ("maxLength", "minLength", "pattern", "format", "multipleOf", *_LISTS, *_LOWER, *_UPPER)
 
 
 def closed_schema(schema: dict[str, Any]) -> dict[str, Any]:
@@ -251,7 +265,12 @@ def _bounded(made: dict[str, Any], facts: _Facts) -> dict[str, Any]:
         made = {**made, "properties": {**own, **others}, "additionalProperties": False}
     if "string" in facts.types and "maxLength" not in facts.words and facts.least_length <= MAX_STRING:
         made["maxLength"] = MAX_STRING
-    if "integer" in facts.types and "number" not in facts.types:
+    endless = "array" in facts.types and "maxItems" not in facts.words and made.get("items") is not False
+    if endless and facts.least_items <= MAX_ITEMS:
+        made["maxItems"] = MAX_ITEMS
+    if "number" in facts.types and "multipleOf" not in facts.words and not facts.fine:
+        made["multipleOf"] = NUMBER_STEP
+    if not facts.types.isdisjoint(("integer", "number")):
         if facts.words.isdisjoint(_LOWER):
             made["minimum"] = -MAX_INTEGER
         if facts.words.isdisjoint(_UPPER):

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from triptych.base.config import PDConfig
+from triptych.base.delta import Delta
 from triptych.base.errors import Unavailable
 from triptych.base.metrics import PDMetrics
 from triptych.base.types import FinishReason
@@ -14,13 +15,7 @@ from triptych.pd_worker.core.admission import SchedulerLimits
 from triptych.pd_worker.core.admission import check_request as check_limits
 from triptych.pd_worker.core.outputs import Latencies
 from triptych.pd_worker.core.request import EngineRequest, RequestKey
-from triptych.pd_worker.core.request_events import (
-    EngineEvent,
-    ItemLoaded,
-    NewTokens,
-    OutputProcessor,
-    RequestFinished,
-)
+from triptych.pd_worker.core.request_events import EngineEvent, OutputProcessor
 from triptych.pd_worker.core.tenant_turns import TenantTurns
 from triptych.pd_worker.vllm.attempt import StreamPorts
 from triptych.pd_worker.vllm.calls import Embeddings, check_request
@@ -30,6 +25,7 @@ from triptych.pd_worker.vllm.http.replies import EngineError
 from triptych.pd_worker.vllm.places import BatchPlaces, EmbeddingMemory
 from triptych.pd_worker.vllm.pooled import PooledCalls
 from triptych.pd_worker.vllm.run import PrefillShares, RequestRun, RunPorts
+from triptych.protos.pd_pb2 import Finished
 
 
 class EngineMetrics:
@@ -42,13 +38,12 @@ class EngineMetrics:
     def count(self, events: Iterable[EngineEvent]) -> None:
         metrics = self._metrics
         for event in events:
-            match event:
-                case NewTokens():
-                    metrics.generation_tokens.inc(len(event.token_ids))
-                case ItemLoaded():
-                    metrics.ec_load_seconds.observe(event.seconds)
-                case RequestFinished():
-                    self._finished(event)
+            if isinstance(event, Delta):
+                metrics.generation_tokens.inc(len(event.token_ids))
+            elif event.HasField("item_loaded"):
+                metrics.ec_load_seconds.observe(event.item_loaded.seconds)
+            elif event.HasField("finished"):
+                self._finished(event.finished)
 
     def looked_up(self, items: int, missing: int) -> None:
         """So many items of a request were looked for in the store."""
@@ -90,16 +85,16 @@ class EngineMetrics:
             for seconds in values:
                 histogram.observe(seconds)
 
-    def _finished(self, event: RequestFinished) -> None:
-        metrics, timings = self._metrics, event.timings
-        metrics.request_success.labels(self._model_name, str(event.reason)).inc()
-        if event.reason in (FinishReason.STOP, FinishReason.LENGTH):
-            metrics.prompt_tokens.inc(event.usage.prompt_tokens)
-            metrics.prefix_queries.inc(event.usage.prompt_tokens)
-            metrics.prefix_hits.inc(event.usage.cached_tokens)
-            metrics.queue_time.observe(timings.queue)
-            metrics.prefill_time.observe(timings.prefill)
-            metrics.decode_time.observe(timings.decode)
+    def _finished(self, end: Finished) -> None:
+        metrics = self._metrics
+        metrics.request_success.labels(self._model_name, end.reason).inc()
+        if end.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            metrics.prompt_tokens.inc(end.prompt_tokens)
+            metrics.prefix_queries.inc(end.prompt_tokens)
+            metrics.prefix_hits.inc(end.cached_tokens)
+            metrics.queue_time.observe(end.queue_seconds)
+            metrics.prefill_time.observe(end.prefill_seconds)
+            metrics.decode_time.observe(end.decode_seconds)
 
 
 logger = logging.getLogger(__name__)
@@ -171,6 +166,11 @@ class VLLMEngine:
         health.watch(self._lose, lambda: any(run.streaming for run in self._runs.values()))
 
     @property
+    def places(self) -> int:
+        """Requests that are at vLLM at once, by what it last said."""
+        return batch_places(self._config, self._health.info)
+
+    @property
     def num_requests(self) -> int:
         """Requests that have not ended."""
         return len(self._runs)
@@ -183,7 +183,7 @@ class VLLMEngine:
         if not self._health.up:
             raise Unavailable("this worker's engine, vLLM, does not answer", retry_after=1.0)
         # It may have come back with another number.
-        self._places.resize(batch_places(self._config, self._health.info))
+        self._places.resize(self.places)
         key = request.key
         self._turns.add(request.tenant)
         run = self._runs[key] = RequestRun(request, self._ports, body)
@@ -250,7 +250,7 @@ class VLLMEngine:
     def _emit(self, events: list[EngineEvent]) -> None:
         self._metrics.count(events)
         for event in events:
-            if isinstance(event, NewTokens):
+            if isinstance(event, Delta):
                 self._prefills.decoded += len(event.token_ids)
                 if (run := self._runs.get((event.proxy_id, event.request_id))) is not None:
                     self._turns.charge(run.request.tenant, len(event.token_ids))

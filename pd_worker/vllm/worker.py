@@ -106,6 +106,10 @@ class VLLMWorker(PDWorker):
         capacity["pools"] = int(not self._model.pooling.generates)
         return self.registration(address, metrics_port, kind, capacity)
 
+    def renewed(self, info: WorkerInfo) -> WorkerInfo:
+        """A registration of this worker as it is now: vLLM may have come back with other places."""
+        return replace(info, capacity={**info.capacity, "max_num_seqs": self.engine.places})
+
     def start(self) -> None:
         super().start()
         self._watch = asyncio.create_task(self._health.run(), name="vllm health")

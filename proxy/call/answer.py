@@ -7,9 +7,10 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from triptych.base.delta import Delta
 from triptych.base.types import FinishReason, ReasoningMarkers
 from triptych.proxy.call.call_text import CallArguments
-from triptych.proxy.call.chat import Delta, Done, Started
+from triptych.proxy.call.chat import Admitted, Done
 from triptych.proxy.call.tool_formats import Piece, ToolParser, make_parser
 from triptych.proxy.call.tools import NO_TOOLS, CallForm, ToolUse
 
@@ -65,10 +66,12 @@ class ChoiceReader:
         self._with_reasoning = reasoning
         self.reasoning_tokens = 0
 
-    def begin(self, started: Started) -> None:
+    def begin(self, started: Admitted) -> None:
         """The output comes as `started` says: with reasoning or not, with calls in its model's form."""
-        if started.reasoning is not None:
-            self._splitter = ReasoningSplitter(started.reasoning)
+        if started.HasField("reasoning"):
+            form = started.reasoning
+            markers = ReasoningMarkers(form.start, form.end, form.label, form.begun)
+            self._splitter = ReasoningSplitter(markers)
         if started.tool_format:
             self._parser = self._make_parser(started.tool_format)
 

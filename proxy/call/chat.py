@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import msgspec
-
+from triptych.base.delta import Delta
 from triptych.base.errors import InvalidRequest
 from triptych.base.request import (
     MAX_LANGUAGE,
@@ -23,14 +22,8 @@ from triptych.base.request import (
     TextPart,
     VideoSlot,
 )
-from triptych.base.types import (
-    FinishReason,
-    PositionLogprobs,
-    ReasoningMarkers,
-    SamplingParams,
-    TimestampTokens,
-    Usage,
-)
+from triptych.base.types import FinishReason, SamplingParams, Usage
+from triptych.protos import pd_pb2
 from triptych.proxy.media.source import AudioPart, ImagePart, ItemPart, VideoPart
 from triptych.proxy.media.spool import MediaHold
 
@@ -270,34 +263,6 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """The prompt as the PD worker expanded it; once, before all text.
-
-    Of encoder-decoder models it is the decoder's, and that of a text encoder comes with it; `timestamps`
-    where they were asked for.
-    """
-
-    prompt_token_ids: tuple[int, ...]
-    encoder_prompt_token_ids: tuple[int, ...] = ()
-    timestamps: TimestampTokens | None = None
-    #: Of audio: the window's first frame, its frames, and those of the file.
-    frames: tuple[int, ...] = ()
-    #: What tells reasoning from answer, where the output may have any.
-    reasoning: ReasoningMarkers | None = None
-    #: The format of the model's tool calls, by the name of its parser; empty where its worker names none.
-    tool_format: str = ""
-
-
-class Delta(msgspec.Struct, frozen=True, gc=False):
-    """New output. A Struct, since one is made per token: a frozen dataclass takes 5 times as long."""
-
-    text: str
-    token_ids: Sequence[int]
-    logprobs: Sequence[PositionLogprobs] = ()
-    choice: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Done:
     """The end of a choice that was served; `final`: of the request's last one, with the usage of all."""
 
@@ -312,4 +277,6 @@ class Done:
     pooled: bytes = b""
 
 
-Output = Started | Delta | Done
+#: The prompt as the PD worker expanded it, once and before all text; of audio with its `frames`.
+Admitted = pd_pb2.Admitted
+Output = Admitted | Delta | Done

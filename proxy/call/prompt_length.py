@@ -34,12 +34,14 @@ def check_characters(characters: int, limits: Sequence[int], param: str) -> None
 
 
 def characters_of(messages: Sequence[ChatMessage]) -> int:
-    """Characters of what every chat template of its kind writes: earlier reasoning is left out by some."""
-    return sum(map(_characters, messages))
-
-
-def _characters(message: ChatMessage) -> int:
-    calls = sum(call.function.characters for call in message.tool_calls)
-    if isinstance(message.content, str):
-        return calls + len(message.content)
-    return calls + sum(len(part.text) for part in message.content if isinstance(part, TextPart))
+    """Characters of what every chat template writes. Of earlier answers some leave out thoughts, also those
+    in the content, or calls: a worker measures them once it has rendered the prompt."""
+    characters = 0
+    for message in messages:
+        if message.role == "assistant":
+            continue
+        if isinstance(message.content, str):
+            characters += len(message.content)
+        else:
+            characters += sum(len(part.text) for part in message.content if isinstance(part, TextPart))
+    return characters

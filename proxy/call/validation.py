@@ -26,6 +26,7 @@ from triptych.base.request import (
     TemplateOptions,
     check_limits,
     check_lists,
+    check_within,
     limits_of,
 )
 from triptych.base.types import (
@@ -35,23 +36,25 @@ from triptych.base.types import (
 from triptych.proxy.call.chat import ChatCall, ChatMessage, EncoderPrompt, modality_of
 from triptych.proxy.call.json_text import check_depth, decode_text
 
-#: The types of sampling parameters that have limits, by name.
+#: The limits of sampling parameters, by name: looking at their types costs more than comparing.
 _SAMPLING_LIMITS = {
-    name: kind
+    name: limits
     for name, kind in get_type_hints(SamplingParams, include_extras=True).items()
-    if limits_of(kind) is not None
+    if (limits := limits_of(kind)) is not None
 }
 
 
 def in_range(param: str, value: float | None, low: float, high: float) -> None:
     """InvalidRequest unless `low <= value <= high`: limits that are a server's settings."""
-    check_limits(param, value, Meta(ge=low, le=high))
+    if value is not None:
+        check_within(param, value, Meta(ge=low, le=high))
 
 
 def check_sampling(sampling: SamplingParams) -> SamplingParams:
     """`sampling` if every value is within its limits; top_k -1 (off) becomes 0."""
-    for param, kind in _SAMPLING_LIMITS.items():
-        check_limits(param, getattr(sampling, param), kind)
+    for param, limits in _SAMPLING_LIMITS.items():
+        if (value := getattr(sampling, param)) is not None:
+            check_within(param, value, limits)
     if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
         raise InvalidRequest("min_tokens must not exceed max_tokens", param="min_tokens")
     check_lists(sampling)

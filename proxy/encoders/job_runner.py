@@ -129,8 +129,7 @@ class JobRunner:
                 self.arrived.add(job, self._clock())
                 self.on_arrival()
         if job.plan is not None:
-            planned = JobEvent(source.mm_hash, job_events.planned(job.plan), job.address)
-            self._deliver_soon(source, planned)
+            self._deliver_soon(source, _of(job, job_events.planned(job.plan)))
         if self._ticker is None:
             self._start_ticker()
         self._begin(self.table.pump(self._clock()))
@@ -288,7 +287,7 @@ class JobRunner:
         job = self.table.planned(job_id, plan, early=len(self.table) == 1 and self._pd_idle())
         if job is not None:
             self.arrived.resize(job, tower_patches(plan), self._clock())
-            self._tell(job, JobEvent(job.mm_hash, event, job.address))
+            self._tell(job, _of(job, event))
             self._begin(self.table.pump(self._clock()))
 
     def _ready(self, try_id: str, plan: ItemPlan, event: EncodeEvent) -> None:
@@ -296,7 +295,8 @@ class JobRunner:
         if job is None:
             return
         _unpin(job)
-        end = JobEvent(job.mm_hash, event, job.address, self._epoch())
+        event.store_epoch, event.clock_jumps = self._epoch()
+        end = _of(job, event)
         self.items.store(plan, end, self._clock())
         self._on_ready(end)
         ready = event.ready
@@ -321,7 +321,7 @@ class JobRunner:
     def _give_up(self, job: EncoderJob, end: EncodeEvent) -> None:
         """The table has let the job go."""
         _unpin(job)
-        self._tell(job, JobEvent(job.mm_hash, end, job.address))
+        self._tell(job, _of(job, end))
 
     def _broken(self, try_id: str, job: EncoderJob, stream: JobStream, why: str) -> None:
         """The stream ended without an answer; with the item whole at the worker, the item may be why."""
@@ -387,9 +387,15 @@ def _unpin(job: EncoderJob) -> None:
         job.source = None
 
 
+def _of(job: EncoderJob, event: JobEvent, address: str | None = None) -> JobEvent:
+    """The event, as one of the job at its worker, or at the one that it had."""
+    event.mm_hash, event.address = job.mm_hash, job.address if address is None else address
+    return event
+
+
 def _retried(job: EncoderJob, address: str, why: str) -> JobEvent:
     """A try at the worker has failed; another one follows."""
-    return JobEvent(job.mm_hash, job_events.failed(Unavailable(why), retryable=True), address)
+    return _of(job, job_events.failed(Unavailable(why), retryable=True), address)
 
 
 def _poison() -> InvalidRequest:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from triptych.base.types import ItemPlan
 from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobState
-from triptych.proxy.events import Admitted, Finished
+from triptych.proxy.events import WorkerEvent, served
 from triptych.proxy.ports import PDLoadReport
 
 
@@ -409,14 +409,14 @@ class PromptWork:
         self.model = WorkModel()
         self.arrived = ArrivedItems()
 
-    def observe(self, request: HasPrompt, event: Admitted | Finished, kind: str, now: float) -> None:
+    def observe(self, request: HasPrompt, event: WorkerEvent, kind: str, now: float) -> None:
         """An event of a request at a worker of this kind, before the request has it."""
         if event.attempt != request.attempt:
             return
-        if isinstance(event, Finished):
-            self.model.learn(event.usage.prompt_tokens, event.spent.work if event.spent else 0.0, kind)
-        elif request.prompt_token_ids is None:
-            self.arrived.count(len(event.started.prompt_token_ids), now)
+        if served(event):
+            self.model.learn(event.finished.prompt_tokens, event.finished.work_seconds, kind)
+        elif event.HasField("admitted") and request.prompt_token_ids is None:
+            self.arrived.count(len(event.admitted.prompt_token_ids), now)
 
 
 def outstanding_prompts(prompts: Iterable[tuple[int | None, str]]) -> Outstanding:

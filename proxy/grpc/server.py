@@ -15,7 +15,7 @@ from triptych.base.errors import InternalError, InvalidRequest, RequestError
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
 from triptych.protos.convert import logprobs_to_proto
 from triptych.proxy.call.answer import AnswerPiece, ChoiceReader, ReasoningPiece, whole_calls
-from triptych.proxy.call.chat import ChatCall, Done, EncoderPrompt, Output, RawPrompt, Started, Transcription
+from triptych.proxy.call.chat import Admitted, ChatCall, Done, EncoderPrompt, Output, RawPrompt, Transcription
 from triptych.proxy.call.pairs import best_first
 from triptych.proxy.call.tools import ToolUse
 from triptych.proxy.call.validation import check_salt, check_token_count, in_range
@@ -216,10 +216,10 @@ class _Events:
         self._with_ids = with_ids
         self._answers = [ChoiceReader(tools) for _ in range(choices)]
         self._open_calls: list[list[AnswerPiece]] = [[] for _ in range(choices)]
-        self._started: Started | None = None
+        self._started: Admitted | None = None
 
     def of(self, output: Output) -> proxy_pb2.ChatEvent | None:
-        if isinstance(output, Started):
+        if isinstance(output, Admitted):
             self._started = output
             for answer in self._answers:
                 answer.begin(output)

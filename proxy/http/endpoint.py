@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import uuid
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from functools import partial
@@ -302,4 +302,4 @@ async def _disconnect(receive: Receive) -> None:
 def _request_id(given: bytes) -> str:
     """The client's id if it is fit for logs, else a new one."""
     text = given.decode("latin-1")
-    return text if _REQUEST_ID.fullmatch(text) else uuid.uuid4().hex
+    return text if _REQUEST_ID.fullmatch(text) else secrets.token_hex(16)

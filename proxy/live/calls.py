@@ -11,7 +11,7 @@ import msgspec
 
 from triptych.base.errors import RequestError
 from triptych.protos.convert import plan_nbytes
-from triptych.proxy.events import Accepted, Admitted, JobEvent
+from triptych.proxy.events import Accepted, JobEvent
 from triptych.proxy.live.failures import FailureLog
 from triptych.proxy.live.objects import (
     FinishedQuery,
@@ -73,7 +73,7 @@ class CallLog:
         return timeline
 
     def encoded(self, end: JobEvent) -> None:
-        ready = end.event.ready
+        ready = end.ready
         self.tallies.add(end.address, ready)
         if not ready.already_stored:
             self.transfers.add("encoded", plan_nbytes(ready.plan))
@@ -233,7 +233,7 @@ class CallRecord(msgspec.Struct, frozen=True):
     @property
     def pd_address(self) -> str:
         """The last PD worker that had it; empty where none did."""
-        taken = (Accepted, Admitted)
+        taken = (Accepted, "admitted")
         moments = reversed(self.timeline.moments)
         return next((moment.where for moment in moments if moment.kind in taken), "")
 

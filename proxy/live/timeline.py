@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from triptych.base.types import PDTimings
 from triptych.protos.convert import plan_nbytes
 from triptych.proxy import events
+from triptych.proxy.events import told
 from triptych.proxy.requests import instructions as do
 from triptych.proxy.requests.recorder import Event, Items
 
-#: What a moment is of: the type of an event or instruction, or the alternative of an encoder job's event.
+#: What a moment is of: the type of an event or instruction, or the alternative of a worker's message.
 Kind = type[Event] | str
 #: Items whose moments are kept one by one; those of further ones are summed.
 TIMED_ITEMS = 16
@@ -48,16 +48,13 @@ _ITEMS = {
     do.StartJobs,
     events.JobEvent,
     do.TellJobs,
-    events.LoadReported,
-    events.MissReported,
 }
 _SHOWN = _ITEMS | {
     events.Fetched,
     do.Submit,
     events.Accepted,
-    events.Admitted,
+    events.WorkerEvent,
     events.FirstToken,
-    events.Finished,
     do.EndAttempt,
 }
 
@@ -96,10 +93,10 @@ class RequestTimeline:
 
     def observe(self, event: Event, at: float, address: str, items: Items) -> None:
         """Notes what a waterfall shows of the event; one of an attempt that is over is ignored."""
-        spent: Seconds = ()
-        kind = type(event)
+        kind: Kind = type(event)
         if kind not in _SHOWN or (isinstance(event, events.AttemptEvent) and event.attempt != self.attempt):
             return
+        spent: Seconds = ()
         match event:
             case do.Submit():
                 self.attempt, self.loaded = event.attempt, 0
@@ -107,19 +104,33 @@ class RequestTimeline:
                 self.items = len(event.params)
                 self._keys, self.titles = tuple(event.params)[:TIMED_ITEMS], event.titles[:TIMED_ITEMS]
                 spent = (event.seconds,)
-            case events.Finished():
-                self.cached_tokens, seconds = event.usage.cached_tokens, event.spent or PDTimings()
-                spent = (seconds.prefill, seconds.decode)
-            case events.LoadReported(mm_hash=key) if key in items and items[key].expected:
-                return  # TellJobs follows, the first time
+            case events.WorkerEvent():
+                self._observe_worker(event, at, address, items)
+                return
             case _ if kind in _ITEMS:
                 self._observe_item(event, at, address)
-                if isinstance(event, events.LoadReported) and event.seconds > 0:
-                    plan = items[event.mm_hash].plan if event.mm_hash in items else None
-                    nbytes = 0 if plan is None else plan_nbytes(plan)
-                    self._on_load(event.path or "store", nbytes)
                 return
         self._note(at, kind, None, address, "", spent)
+
+    def _observe_worker(self, event: events.WorkerEvent, at: float, address: str, items: Items) -> None:
+        match kind := told(event):
+            case "admitted":
+                self._note(at, kind, None, address, "", ())
+            case "finished" if events.served(event):
+                end = event.finished
+                self.cached_tokens = end.cached_tokens
+                self._note(at, kind, None, address, "", (end.prefill_seconds, end.decode_seconds))
+            case "item_loaded":
+                load, item = event.item_loaded, items.get(event.item_loaded.mm_hash)
+                if item is not None and item.expected:
+                    return  # TellJobs follows, the first time
+                self.loaded += 1
+                self._note_item(at, kind, load.mm_hash, address, load.path[:_NOTE], (load.seconds,))
+                if load.seconds > 0:
+                    plan = None if item is None else item.plan
+                    self._on_load(load.path or "store", 0 if plan is None else plan_nbytes(plan))
+            case "item_missing":
+                self._note_item(at, kind, event.item_missing.mm_hash, address)
 
     def _observe_item(self, event: Event, at: float, address: str) -> None:
         kind = type(event)
@@ -133,28 +144,23 @@ class RequestTimeline:
                     self._note_item(at, kind, key, note="again")
             case events.JobEvent():
                 self._observe_job(event, at)
-            case events.LoadReported():
+            case do.TellJobs(held=True):
                 self.loaded += 1
-                self._note_item(at, kind, event.mm_hash, address, event.path[:_NOTE], (event.seconds,))
-            case do.TellJobs(events.LoadReported(mm_hash=key), held=True):
-                self.loaded += 1
-                self._note_item(at, kind, key, address)
-            case events.MissReported():
                 self._note_item(at, kind, event.mm_hash, address)
 
-    def _observe_job(self, told: events.JobEvent, at: float) -> None:
-        match kind := told.kind:
+    def _observe_job(self, job: events.JobEvent, at: float) -> None:
+        match kind := told(job):
             case "waits":
-                self._note_item(at, kind, told.mm_hash, note=told.origin)
+                self._note_item(at, kind, job.mm_hash, note=job.waits.origin)
             case "planned":
-                self._note_item(at, kind, told.mm_hash, told.address)
-            case "failed" if told.event.failed.retryable:
-                self._note_item(at, kind, told.mm_hash, told.address, told.event.failed.error.message[:_NOTE])
+                self._note_item(at, kind, job.mm_hash, job.address)
+            case "failed" if job.failed.retryable:
+                self._note_item(at, kind, job.mm_hash, job.address, job.failed.error.message[:_NOTE])
             case "ready":
-                end = told.event.ready
+                end = job.ready
                 spent = (end.preprocess_seconds, end.encode_seconds, end.save_seconds)
                 note = "stored" if end.already_stored else ""
-                self._note_item(at, kind, told.mm_hash, told.address, note, spent)
+                self._note_item(at, kind, job.mm_hash, job.address, note, spent)
 
     def _note_item(
         self, at: float, kind: Kind, key: str, where: str = "", note: str = "", spent: Seconds = ()

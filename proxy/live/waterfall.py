@@ -137,17 +137,17 @@ class _Phases:
                 self._begin(moment, "queue", PROXY, "for a PD worker")
             case events.Accepted if not self._admitted:
                 self._begin(moment, "queue", moment.where, "for memory")
-            case events.Admitted:
+            case "admitted":
                 self._admitted = True
                 self._wait_for_items(moment)
-            case events.LoadReported | do.TellJobs:
+            case "item_loaded" | do.TellJobs:
                 self._lacking -= 1
                 if self._admitted and self._lacking == 0:
                     self._wait_for_items(moment)
             case events.FirstToken:
                 self._first_token = moment
                 self._begin(moment, "decode", moment.where)
-            case events.Finished:
+            case "finished":
                 self._finish(moment)
             case do.EndAttempt:
                 self._over(moment)
@@ -246,12 +246,12 @@ class _Item:
                 self._awaited = _AwaitedJob(moment.at, joined=False, note="another try")
             case "ready":
                 self._ready(moment)
-            case events.LoadReported:
+            case "item_loaded":
                 began = max(moment.at - moment.spent[0], self._stored)
                 by = {"shm": "by shared memory", "peer": "from the encoder worker"}.get(moment.note, "")
                 note = by if moment.spent[0] else "resident at the PD worker"
                 self._add("load", began, moment.at, moment.where, note, moment.attempt)
-            case events.MissReported:
+            case "item_missing":
                 self._add("load", moment.at, moment.at, moment.where, "not found", moment.attempt)
 
     def until(self, end: float) -> list[StageSpan]:

@@ -6,17 +6,17 @@ from collections.abc import Iterable
 
 from triptych.base.errors import ContextTooLong
 from triptych.proxy.call.chat import ChatCall
-from triptych.proxy.requests.instructions import ResumeState
 
 
-def min_tokens(call: ChatCall, item_tokens: Iterable[int], resume: ResumeState | None) -> int:
+def min_tokens(call: ChatCall, item_tokens: Iterable[int], prompt: int | None = None, sent: int = 0) -> int:
     """The fewest tokens of prompt and output that a worker has to take.
 
-    Text counts nothing: only PD workers have the tokenizer. `item_tokens`: placeholders of each item.
+    Text counts nothing: only PD workers have the tokenizer. `item_tokens`: placeholders of each item;
+    `prompt` and `sent`: tokens of one that goes on, and of its output so far.
     """
     output = max(call.sampling.max_tokens or 1, 1)
-    if resume is not None:
-        return len(resume.prompt_token_ids) + max(output, len(resume.output_token_ids))
+    if prompt is not None:
+        return prompt + max(output, sent)
     if isinstance(call.prompt, tuple):
         return len(call.prompt) + output
     return sum(item_tokens) + output

@@ -17,7 +17,7 @@ from triptych.base.rpc.channels import INCARNATION_HEADER
 from triptych.base.types import EmbeddingSource
 from triptych.protos import pd_pb2
 from triptych.protos.convert import source_to_proto
-from triptych.proxy.events import Lost
+from triptych.proxy.events import lost
 from triptych.proxy.pd.load_reports import LoadReports
 from triptych.proxy.pd.stall_watch import StallWatch
 from triptych.proxy.pd.window import SubmitWindow
@@ -385,12 +385,12 @@ class PDLink:
         self._notices.clear()
         self._cancels.clear()
         self._pauses.clear()
-        lost, self._requests = self._requests, {}
-        if lost and not self._left and not ours:
-            self._owner.ended(ProcessEnd(self.address, self._incarnation, tuple(lost), final))
-        for request_id, tracked in lost.items():
+        requests, self._requests = self._requests, {}
+        if requests and not self._left and not ours:
+            self._owner.ended(ProcessEnd(self.address, self._incarnation, tuple(requests), final))
+        for request_id, tracked in requests.items():
             try:
-                self._events.deliver(request_id, Lost(tracked.attempt))
+                self._events.deliver(request_id, lost(tracked.attempt))
             except Exception:  # of one request: the others are lost all the same
                 logger.exception(
                     "request %s of PD worker %s",

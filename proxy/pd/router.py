@@ -7,7 +7,6 @@ import logging
 import secrets
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 
 from grpc import aio
@@ -16,7 +15,7 @@ from triptych.base.errors import ContextTooLong, InternalError, Overloaded, Requ
 from triptych.base.log import log_fields
 from triptych.protos import pd_pb2
 from triptych.protos.convert import error_from_proto
-from triptych.proxy.events import Accepted, Lost, Refused, RequestFailed
+from triptych.proxy.events import Accepted, Refused, RequestFailed, lost
 from triptych.proxy.pd.lengths import min_tokens, takes, too_long
 from triptych.proxy.pd.link import OUR_FAULT
 from triptych.proxy.pd.stall_watch import LOOK_SECONDS
@@ -138,11 +137,16 @@ class PDRouter:
 
     def submit(self, request: InFlightRequest, order: Submit) -> None:
         """Hands the request over now, or as soon as a worker can take it."""
-        self._waiting.add(request, order)
         plans = [request.lifecycle.items[item.mm_hash].plan for item in request.content.items]
         items = [plan.length for plan in plans if plan is not None]
-        tokens = min_tokens(request.call, items, order.resume)
+        machine = request.lifecycle
+        known = None if machine.prompt_token_ids is None else len(machine.prompt_token_ids)
+        tokens = min_tokens(request.call, items, known, len(machine.output_token_ids))
         request.min_tokens = max(request.min_tokens, tokens)
+        if not self._waiting and not self.suspects and (link := self._choose(request, open=True)):
+            self._send(request, order, link)  # nobody is before it, and turns begin equal again
+            return
+        self._waiting.add(request, order)
         self._refuse_too_long(request, order)
         self.pump()
 
@@ -150,7 +154,7 @@ class PDRouter:
         """Fails a new request that no known worker takes; one that was under way waits for such a worker."""
         limits = self._pool.max_model_lens(request.bound.model_key)
         taken = not limits or any(takes(limit, request.min_tokens) for limit in limits)
-        if taken or order.resume is not None:
+        if taken or order.resumes:
             return
         error = too_long(request.call, request.min_tokens, max(limits))
         self._events.deliver(request.request_id, Refused(order.attempt, error))
@@ -217,10 +221,10 @@ class PDRouter:
         while self._waiting and any(link.open for link in links) and (entry := next(waiting, None)):
             request, order = entry
             if not self.suspects.suspect(request.request_id) and (link := self._choose(request, open=True)):
+                self._waiting.hand_over(request)
                 self._send(request, order, link)
 
     def _send(self, request: InFlightRequest, order: Submit, link: Link) -> None:
-        self._waiting.hand_over(request)
         request.link = link
         link.track(request.request_id, order.attempt, request.lifecycle.output_token_ids)
         task = self._spawn(self._hand_over(request, order, link))
@@ -268,6 +272,7 @@ class PDRouter:
         )
         self.suspects.alone(request_id, len(request.lifecycle.output_token_ids))
         self._alone[request_id] = request
+        self._waiting.hand_over(request)
         self._send(request, order, link)
 
     def attached(self, incarnation: str) -> None:
@@ -346,15 +351,14 @@ class PDRouter:
         if machine.attempt != order.attempt:
             return  # over before it began: nobody would ever cancel it at the worker
         self._cancel_stale(request, link)
-        if KEEPS_ITEMS not in self._capacity(link):
-            # It searches the store for them, and reports them missing then.
-            order = replace(order, ready=order.ready | order.unencoded, unencoded=frozenset())
+        keeps_items = KEEPS_ITEMS in self._capacity(link)
         try:
             async with request.sending:
                 if machine.attempt != order.attempt:
                     return  # over while other choices were sent
                 timeout = max(request.deadline - self._clock(), 0.1)
-                reply = await link.submit(submit_message(request, order, self._proxy_id, timeout))
+                message = submit_message(request, self._proxy_id, timeout, keeps_items=keeps_items)
+                reply = await link.submit(message)
         except aio.AioRpcError as error:
             self._not_taken(request, order, link, error)
             return
@@ -390,27 +394,27 @@ class PDRouter:
             self._events.deliver(request.request_id, Refused(order.attempt, reason))
             return
         self._back_off(request, link)
-        self._events.deliver(request.request_id, Lost(order.attempt))
+        self._events.deliver(request.request_id, lost(order.attempt))
 
     def _refused(self, request: InFlightRequest, order: Submit, link: Link, error: RequestError) -> None:
         """A worker that is full or stopping is no reason to fail while another one may take the request."""
         link.forget(request.request_id)
         if isinstance(error, ContextTooLong) and self._longer_than(request, link):
-            self._events.deliver(request.request_id, Lost(order.attempt))
+            self._events.deliver(request.request_id, lost(order.attempt))
             return
         if error.param == "request_id":
             # Ids are ours: a call broke, and this is one more. A worker of an earlier release takes none.
             self._back_off(request, link)
-            self._events.deliver(request.request_id, Lost(order.attempt))
+            self._events.deliver(request.request_id, lost(order.attempt))
             return
         if not isinstance(error, (Overloaded, Unavailable)):
             self._events.deliver(request.request_id, Refused(order.attempt, error))
             return
         self._back_off(request, link)
-        if isinstance(error, Overloaded) and not order.resume and not self._candidates(request):
+        if isinstance(error, Overloaded) and not order.resumes and not self._candidates(request):
             self._events.deliver(request.request_id, Refused(order.attempt, error))
             return
-        self._events.deliver(request.request_id, Lost(order.attempt))
+        self._events.deliver(request.request_id, lost(order.attempt))
 
     def _longer_than(self, request: InFlightRequest, link: Link) -> bool:
         """Whether another worker takes more tokens than this one, which has counted too many for itself."""

@@ -10,31 +10,17 @@ from typing import Protocol
 
 from grpc import aio
 
-from triptych.base.errors import InternalError, RequestError, Unavailable
+from triptych.base.errors import InternalError
 from triptych.base.hashing import tenant_digest
 from triptych.base.log import log_fields
 from triptych.base.request import TemplateOptions
 from triptych.base.tracing.context import TRACEPARENT, TRACESTATE, metadata
-from triptych.base.types import PDTimings, PositionLogprobs, ReasoningMarkers, TimestampTokens, Usage
+from triptych.base.types import PositionLogprobs
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
-from triptych.protos.convert import (
-    error_from_proto,
-    logprobs_from_proto,
-    sampling_to_proto,
-)
-from triptych.proxy.call.chat import EncoderPrompt, PoolingOptions, RawPrompt, Started, Transcription
-from triptych.proxy.events import (
-    Admitted,
-    Finished,
-    LoadReported,
-    Lost,
-    MissReported,
-    Refused,
-    RequestFailed,
-    WorkerEvent,
-)
+from triptych.protos.convert import logprobs_from_proto, sampling_to_proto
+from triptych.proxy.call.chat import EncoderPrompt, PoolingOptions, RawPrompt, Transcription
+from triptych.proxy.events import RequestFailed
 from triptych.proxy.ports import RequestEvents
-from triptych.proxy.requests.instructions import ResumeState, Submit
 from triptych.proxy.requests.request import InFlightRequest
 
 logger = logging.getLogger(__name__)
@@ -60,14 +46,18 @@ def connect(channel: aio.Channel) -> PDStub:
 
 
 def submit_message(
-    request: InFlightRequest, order: Submit, proxy_id: str, timeout: float
+    request: InFlightRequest, proxy_id: str, timeout: float, *, keeps_items: bool = True
 ) -> pd_pb2.SubmitRequest:
-    """Submit's message; the worker gives the request up after `timeout` seconds."""
-    call = request.call
+    """Submit's message for the request's attempt; the worker gives it up after `timeout` seconds.
+
+    One that does not know of items that nobody encodes (`keeps_items` False) searches the store for them, and
+    reports them missing then.
+    """
+    call, machine = request.call, request.lifecycle
     message = pd_pb2.SubmitRequest(
         request_id=request.request_id,
         label=call.label,
-        attempt=order.attempt,
+        attempt=machine.attempt,
         proxy_id=proxy_id,
         model_key=request.bound.model_key,
         timeout=timeout,
@@ -83,17 +73,15 @@ def submit_message(
     if call.prompt is not None:
         message.prompt.CopyFrom(prompt_to_proto(call.prompt, unmodified=call.prompt_unmodified))
     for item in request.content.items:
-        slot = message.items.add()
-        slot.CopyFrom(request.lifecycle.items[item.mm_hash].slot)
-        if item.mm_hash in order.ready:
-            slot.state = pd_pb2.ITEM_STATE_READY
-        elif item.mm_hash in order.unencoded:
-            slot.state = pd_pb2.ITEM_STATE_UNENCODED
+        slot, known = message.items.add(), machine.items[item.mm_hash]
+        slot.CopyFrom(known.slot)
+        unknown = known.expected and not keeps_items
+        slot.state = pd_pb2.ITEM_STATE_READY if unknown else known.state
     if request.trace is not None:
         headers = dict(metadata(request.trace.attempt))
         message.traceparent, message.tracestate = headers.get(TRACEPARENT, ""), headers.get(TRACESTATE, "")
-    if order.resume is not None:
-        message.resume.CopyFrom(resume_to_proto(order.resume))
+    if (resume := machine.resume) is not None:
+        message.resume.CopyFrom(resume)
     return message
 
 
@@ -141,7 +129,8 @@ def _deliver_events(step: Iterable[pd_pb2.RequestEvent], events: RequestEvents) 
             tokens = event.tokens
             token_ids = tokens.token_ids[:]
             if not token_ids and not event.HasField("tokens"):
-                _deliver_other(event, events)
+                if event.WhichOneof("body"):  # else one of a later release
+                    events.deliver(event.request_id, event)
                 continue
             request_id = event.request_id
             logprobs: Sequence[PositionLogprobs] = ()
@@ -160,44 +149,6 @@ def _bad_event(request_id: str, attempt: int, error: Exception, events: RequestE
         extra=log_fields(request_id=request_id, attempt=attempt),
     )
     events.deliver(request_id, RequestFailed(InternalError("the PD worker's answer makes no sense")))
-
-
-def _deliver_other(event: pd_pb2.RequestEvent, events: RequestEvents) -> None:
-    if (read := worker_event(event)) is not None:
-        events.deliver(event.request_id, read)
-
-
-def worker_event(event: pd_pb2.RequestEvent) -> WorkerEvent | None:
-    """The event, unless it is one of tokens or of a later release."""
-    attempt, kind = event.attempt, event.WhichOneof("body")
-    if kind == "finished":
-        return _end(attempt, event.finished)
-    if kind == "admitted":
-        placements = [(place.offset, place.length) for place in event.admitted.placements]
-        return Admitted(attempt, started_from_proto(event.admitted), placements)
-    if kind == "item_loaded":
-        return LoadReported(
-            attempt, event.item_loaded.mm_hash, event.item_loaded.seconds, event.item_loaded.path
-        )
-    if kind == "item_missing":
-        return MissReported(attempt, event.item_missing.mm_hash, event.item_missing.damaged_digest)
-    return Lost(attempt) if kind == "lost" else None
-
-
-def _end(attempt: int, finished: pd_pb2.Finished) -> WorkerEvent:
-    if finished.reason not in ("error", "abort"):
-        spent = PDTimings(
-            *(finished.queue_seconds, finished.load_seconds, finished.prefill_seconds),
-            *(finished.decode_seconds, finished.work_seconds),
-        )
-        usage = Usage(finished.prompt_tokens, finished.completion_tokens, finished.cached_tokens)
-        return Finished(attempt, finished.reason, usage, spent, finished.stop_sequence, finished.pooled)
-    error: RequestError = InternalError("the PD worker aborted the request")
-    if finished.HasField("error"):
-        error = error_from_proto(finished.error)
-    if finished.reason == "abort" or isinstance(error, Unavailable):
-        return Lost(attempt, back_off=True)
-    return Refused(attempt, error)
 
 
 def template_to_proto(options: TemplateOptions) -> pd_pb2.TemplateOptions:
@@ -232,32 +183,4 @@ def pooling_to_proto(pooling: PoolingOptions) -> pd_pb2.Pooling:
     task = pd_pb2.Pooling.TASK_SCORE if pooling.scores else pd_pb2.Pooling.TASK_EMBED
     return pd_pb2.Pooling(
         task=task, method=pooling.method, normalize=pooling.normalize, dimensions=pooling.dimensions
-    )
-
-
-def started_from_proto(admitted: pd_pb2.Admitted) -> Started:
-    timestamps = None
-    if admitted.HasField("timestamps"):
-        timestamps = TimestampTokens(admitted.timestamps.first, admitted.timestamps.seconds)
-    reasoning = None
-    if admitted.HasField("reasoning"):
-        markers = admitted.reasoning
-        reasoning = ReasoningMarkers(markers.start, markers.end, markers.label, markers.begun)
-    return Started(
-        tuple(admitted.prompt_token_ids),
-        tuple(admitted.encoder_prompt_token_ids),
-        timestamps,
-        reasoning=reasoning,
-        tool_format=admitted.tool_format,
-    )
-
-
-def resume_to_proto(resume: ResumeState) -> pd_pb2.Resume:
-    return pd_pb2.Resume(
-        prompt_token_ids=resume.prompt_token_ids,
-        placements=[
-            pd_pb2.ItemPlacement(offset=offset, length=length) for offset, length in resume.placements
-        ],
-        output_token_ids=resume.output_token_ids,
-        text_sent_chars=resume.text_sent_chars,
     )

@@ -6,17 +6,7 @@ from dataclasses import dataclass
 
 from triptych.base.errors import RequestError
 from triptych.proxy.call.chat import Output
-from triptych.proxy.events import Admitted, LoadReported, MissReported
-
-
-@dataclass(frozen=True, slots=True)
-class ResumeState:
-    """What the next attempt continues from: the expanded prompt and the output received so far."""
-
-    prompt_token_ids: tuple[int, ...]
-    placements: tuple[tuple[int, int], ...]
-    output_token_ids: tuple[int, ...]
-    text_sent_chars: int
+from triptych.proxy.events import WorkerEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +30,11 @@ class StartJobs:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Hand the request to a PD worker; `ready` are the keys that are in the store, `unencoded` those that
-    nobody encodes, since a PD worker is expected to hold them."""
+    """Hand the request to a PD worker, as its state machine has it. `resumes`: it goes on from the prompt and
+    the output of an earlier attempt."""
 
     attempt: int
-    resume: ResumeState | None
-    ready: frozenset[str]
-    unencoded: frozenset[str] = frozenset()
+    resumes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +43,13 @@ class TellJobs:
     it has an item, or found it missing, which frees the item's part of the share; or, `held`, it has one that
     was expected there, so that no job is made."""
 
-    event: Admitted | LoadReported | MissReported
+    event: WorkerEvent
     held: bool = False
+
+    @property
+    def mm_hash(self) -> str:
+        """The item that it is about; empty of an admission."""
+        return self.event.item_loaded.mm_hash or self.event.item_missing.mm_hash
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,38 +10,37 @@ only through its events; everything else reads them.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
 
-from triptych.base.errors import RETRY_AFTER, DeadlineExceeded, RequestError, Unavailable
-from triptych.base.tracing.tracer import Span
-from triptych.base.types import EmbeddingSource, FinishReason, ItemPlan
-from triptych.protos.common_pb2 import ItemPlan as PlanMessage
-from triptych.protos.convert import error_from_proto, plan_to_proto, source_from_proto
-from triptych.protos.encoder_pb2 import ItemReady
-from triptych.protos.pd_pb2 import ItemSlot
-from triptych.proxy.call.chat import Delta, Done, Started, Timings
+from triptych.base.delta import Delta
+from triptych.base.errors import RETRY_AFTER, DeadlineExceeded, InternalError, RequestError, Unavailable
+from triptych.base.types import FinishReason, Usage
+from triptych.protos.convert import error_from_proto
+from triptych.protos.pd_pb2 import (
+    Admitted,
+    Finished,
+    ItemPlacement,
+    Resume,
+)
+from triptych.proxy.call.chat import Done, Timings
 from triptych.proxy.events import (
     Accepted,
-    Admitted,
     AttemptEvent,
     ClientLeft,
     DeadlinePassed,
     EncodersBack,
     EncodersGone,
     Fetched,
-    Finished,
     FirstToken,
     JobEvent,
-    LoadReported,
     LookedUp,
-    Lost,
-    MissReported,
     Refused,
     RequestEvent,
     RequestFailed,
-    StoreEpoch,
     WorkerEvent,
+    lost,
+    served,
+    told,
 )
 from triptych.proxy.requests.instructions import (
     Emit,
@@ -51,90 +50,11 @@ from triptych.proxy.requests.instructions import (
     Leave,
     LookUpItems,
     NotifyItems,
-    ResumeState,
     StartJobs,
     Submit,
     TellJobs,
 )
-
-
-class EmbeddingStatus(enum.Enum):
-    """What a request knows of an item's embedding."""
-
-    #: Nobody has it: it has to be encoded.
-    PENDING = enum.auto()
-    #: Not stored and not being encoded: a PD worker is expected to hold it.
-    EXPECTED = enum.auto()
-    #: It was expected, and a PD worker has it.
-    HELD = enum.auto()
-    #: It is in the store.
-    STORED = enum.auto()
-
-
-@dataclass(eq=False, slots=True)
-class RequestItem:
-    """One item of a request, however many slots it has; `param` is the request field of the first one."""
-
-    mm_hash: str
-    param: str
-    status: EmbeddingStatus = EmbeddingStatus.PENDING
-    #: What a PD worker is told of it: its plan, once a look-up or an encoder worker has said it, and where it
-    #: can be read besides the store.
-    slot: ItemSlot = field(default_factory=ItemSlot)
-    #: Times that the store has lost it to this request.
-    losses: int = 0
-    #: The attempt's PD worker knows that it is stored.
-    announced: bool = False
-    #: The attempt's PD worker has it.
-    loaded: bool = False
-    #: Where its embedding comes from: "store", "pd", "encoded" or "joined", which is another request's job.
-    origin: str = ""
-    #: The store's epoch when the item was last known to be there.
-    stored_in: StoreEpoch | None = None
-    #: The span of its encoder job, where the request is traced.
-    span: Span | None = None
-
-    @property
-    def plan(self) -> PlanMessage | None:
-        """Its rows and placeholder, where they are known."""
-        return self.slot.plan if self.slot.HasField("plan") else None
-
-    @property
-    def source(self) -> EmbeddingSource | None:
-        """Where it can be read besides the store."""
-        return source_from_proto(self.slot.source)
-
-    @property
-    def needs_encoder(self) -> bool:
-        return self.status is EmbeddingStatus.PENDING
-
-    @property
-    def expected(self) -> bool:
-        """Whether a PD worker is expected, or known, to hold it though it is not stored."""
-        return self.status in (EmbeddingStatus.EXPECTED, EmbeddingStatus.HELD)
-
-    def look_up(self, stored: ItemPlan | None, expected: ItemPlan | None, epoch: StoreEpoch) -> None:
-        """The store's answer, and what a PD worker is expected to hold."""
-        if stored is not None:
-            self.status, self.origin, self.stored_in = EmbeddingStatus.STORED, "store", epoch
-        elif expected is not None:
-            self.status, self.origin = EmbeddingStatus.EXPECTED, "pd"
-        if (plan := stored or expected) is not None:
-            self.slot.plan.CopyFrom(plan_to_proto(plan))
-
-    def ready(self, end: ItemReady, epoch: StoreEpoch) -> None:
-        """It is in the store, or can be read at its source."""
-        self.status, self.stored_in = EmbeddingStatus.STORED, epoch
-        self.slot.ClearField("source")
-        if source_from_proto(end.source) is not None:
-            self.slot.source.CopyFrom(end.source)
-        if end.already_stored:
-            self.origin = "store"
-
-    def begin_attempt(self) -> None:
-        """The next PD worker is sent the request."""
-        self.loaded, self.announced = False, self.status is EmbeddingStatus.STORED
-
+from triptych.proxy.requests.request_item import EmbeddingStatus, RequestItem
 
 #: An embedding that the store loses this often fails its request with 503.
 MAX_ITEM_LOSSES = 8
@@ -168,7 +88,7 @@ class Lifecycle:
         self.timings = Timings()
         self.output_token_ids: list[int] = []
         self.prompt_token_ids: tuple[int, ...] | None = None
-        self._placements: tuple[tuple[int, int], ...] = ()
+        self._placements: Iterable[ItemPlacement] = ()
         self._text_chars = 0
 
     @property
@@ -192,6 +112,18 @@ class Lifecycle:
         if self.prompt_token_ids is not None:
             return len(self.prompt_token_ids)
         return sum(item.plan.length for item in self.items.values() if item.plan is not None) or None
+
+    @property
+    def resume(self) -> Resume | None:
+        """What its next attempt goes on from; None of a request that no PD worker has admitted."""
+        if self.prompt_token_ids is None:
+            return None
+        return Resume(
+            prompt_token_ids=self.prompt_token_ids,
+            placements=self._placements,
+            output_token_ids=self.output_token_ids,
+            text_sent_chars=self._text_chars,
+        )
 
     @property
     def _has_jobs(self) -> bool:
@@ -235,19 +167,18 @@ class Lifecycle:
             case FirstToken():
                 return ()
 
-    def _of_job(self, item: RequestItem, told: JobEvent) -> Sequence[Instruction]:
+    def _of_job(self, item: RequestItem, event: JobEvent) -> Sequence[Instruction]:
         """An event of the item's encoder job."""
-        event = told.event
-        match told.kind:
+        match told(event):
             case "waits":
-                item.origin = told.origin
+                item.origin = event.waits.origin
             case "failed" if not event.failed.retryable:
                 return self._job_failed(item, error_from_proto(event.failed.error))
             case "planned" | "ready" as kind:
                 if item.plan is None:
                     item.slot.plan.CopyFrom(event.planned if kind == "planned" else event.ready.plan)
                 if kind == "ready":
-                    item.ready(event.ready, told.epoch)
+                    item.ready(event.ready, (event.store_epoch, event.clock_jumps))
                     self.timings.encode = max(self.timings.encode, event.ready.encode_seconds)
                     self.timings.save = max(self.timings.save, event.ready.save_seconds)
                 if self.phase is Phase.PLAN and all(each.plan is not None for each in self.items.values()):
@@ -256,25 +187,28 @@ class Lifecycle:
                     return self._announce(item)
         return ()
 
-    def _at_worker(self, event: WorkerEvent) -> Sequence[Instruction]:
+    def _at_worker(self, event: AttemptEvent) -> Sequence[Instruction]:
         """An event of the attempt at its PD worker."""
-        match event:
-            case Accepted():
-                return self._accepted()
-            case Refused():
-                return self._fail(event.error)
-            case Lost():
-                return self._worker_lost(back_off=event.back_off)
-            case Admitted():
+        if isinstance(event, Accepted):
+            return self._accepted()
+        if isinstance(event, Refused):
+            return self._fail(event.error)
+        match told(event):
+            case "admitted":
                 return self._admitted(event)
-            case LoadReported():
-                return self._loaded(self.items[event.mm_hash], event)
-            case MissReported():
-                return self._missing(self.items[event.mm_hash], event)
-            case Finished():
-                return self._finished(event)
+            case "item_loaded":
+                return self._loaded(self.items[event.item_loaded.mm_hash], event)
+            case "item_missing":
+                return self._missing(self.items[event.item_missing.mm_hash], event)
+            case "finished":
+                return self._finished(event.finished) if served(event) else self._given_up(event.finished)
+            case "lost":
+                return self._worker_lost()
+        return ()
 
-    def tokens(self, attempt: int, position: int, token_ids: list[int], text: str) -> Delta | Lost | None:
+    def tokens(
+        self, attempt: int, position: int, token_ids: list[int], text: str
+    ) -> Delta | WorkerEvent | None:
         """New output as the Delta to send; frames seen before are dropped. A gap: the attempt is lost, which
         is still to be delivered.
 
@@ -284,7 +218,7 @@ class Lifecycle:
             return None
         ids = self.output_token_ids
         if position != len(ids):
-            return None if position + len(token_ids) <= len(ids) else Lost(attempt)
+            return None if position + len(token_ids) <= len(ids) else lost(attempt)
         ids += token_ids
         self._text_chars += len(text)
         return Delta(text, token_ids)
@@ -339,28 +273,30 @@ class Lifecycle:
         late = tuple(sorted(item.mm_hash for item in stored if not item.announced))
         return [NotifyItems(late)] if late else []
 
-    def _admitted(self, event: Admitted) -> list[Instruction]:
+    def _admitted(self, event: WorkerEvent) -> list[Instruction]:
         instructions = self._accepted()
         instructions.append(TellJobs(event))
         if self.prompt_token_ids is None:
-            self.prompt_token_ids = event.started.prompt_token_ids
-            self._placements = tuple(event.placements)
-            instructions.append(Emit(self._with_frames(event.started)))
+            prompt = event.admitted
+            self.prompt_token_ids = tuple(prompt.prompt_token_ids)
+            self._placements = prompt.placements
+            instructions.append(Emit(self._with_frames(prompt)))
         return instructions
 
-    def _with_frames(self, started: Started) -> Started:
+    def _with_frames(self, prompt: Admitted) -> Admitted:
         plans = [item.plan for item in self.items.values()]
-        audio = [tuple(plan.grid_thw) for plan in plans if plan is not None and plan.modality == "audio"]
-        return replace(started, frames=audio[0]) if audio else started
+        audio = [plan.grid_thw for plan in plans if plan is not None and plan.modality == "audio"]
+        prompt.frames[:] = audio[0] if audio else ()
+        return prompt
 
-    def _loaded(self, item: RequestItem, event: LoadReported) -> list[Instruction]:
+    def _loaded(self, item: RequestItem, event: WorkerEvent) -> list[Instruction]:
         item.loaded = True
         if item.status is EmbeddingStatus.EXPECTED:
             item.status = EmbeddingStatus.HELD
             return [TellJobs(event, held=True)]
         return [TellJobs(event)]
 
-    def _missing(self, item: RequestItem, event: MissReported) -> Sequence[Instruction]:
+    def _missing(self, item: RequestItem, event: WorkerEvent) -> Sequence[Instruction]:
         """The item is encoded again, or for the first time where it was expected to be there.
 
         Ignored while its job is under way: the worker repeats a loss on every new stream, and reports it to
@@ -379,17 +315,26 @@ class Lifecycle:
                 Unavailable("the store keeps losing this item's embedding", retry_after=RETRY_AFTER)
             )
         pause = 0.0 if item.losses == 1 else min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (item.losses - 2))
-        return [TellJobs(event), StartJobs((key,), True, event.damaged_digest, pause=pause)]
+        return [TellJobs(event), StartJobs((key,), True, event.item_missing.damaged_digest, pause=pause)]
 
-    def _finished(self, event: Finished) -> list[Instruction]:
-        if (spent := event.spent) is not None:
-            timings = self.timings
-            timings.queue, timings.load = spent.queue, spent.load
-            timings.prefill, timings.decode = spent.prefill, spent.decode
-        reason, stop = FinishReason(event.reason), event.stop_sequence
-        done = Done(reason, event.usage, self.timings, stop_sequence=stop, pooled=event.pooled)
+    def _finished(self, end: Finished) -> list[Instruction]:
+        timings = self.timings
+        timings.queue, timings.load = end.queue_seconds, end.load_seconds
+        timings.prefill, timings.decode = end.prefill_seconds, end.decode_seconds
+        usage = Usage(end.prompt_tokens, end.completion_tokens, end.cached_tokens)
+        reason, stop = FinishReason(end.reason), end.stop_sequence
         self.phase = Phase.ENDED
+        done = Done(reason, usage, timings, stop_sequence=stop, pooled=end.pooled)
         return [EndAttempt(cancel=False), Leave(), Emit(done)]
+
+    def _given_up(self, end: Finished) -> Sequence[Instruction]:
+        """The worker has ended the request without its answer, or hands it over: it goes on elsewhere."""
+        error: RequestError = InternalError("the PD worker aborted the request")
+        if end.HasField("error"):
+            error = error_from_proto(end.error)
+        if end.reason == "abort" or isinstance(error, Unavailable):
+            return self._worker_lost(back_off=True)
+        return self._fail(error)
 
     def _worker_lost(self, *, back_off: bool = False) -> Sequence[Instruction]:
         """The request goes on elsewhere."""
@@ -416,14 +361,7 @@ class Lifecycle:
         self.attempt += 1
         for item in self.items.values():
             item.begin_attempt()
-        resume = None
-        if self.prompt_token_ids is not None:
-            resume = ResumeState(
-                self.prompt_token_ids, self._placements, tuple(self.output_token_ids), self._text_chars
-            )
-        stored = frozenset(key for key, item in self.items.items() if item.status is EmbeddingStatus.STORED)
-        expected = frozenset(key for key, item in self.items.items() if item.expected)
-        return [Submit(self.attempt, resume, stored, expected)]
+        return [Submit(self.attempt, resumes=self.prompt_token_ids is not None)]
 
     def _fail(self, error: RequestError) -> list[Instruction]:
         return [*self._end(), Fail(error)]

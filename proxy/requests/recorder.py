@@ -15,12 +15,13 @@ from triptych.base.tracing.server_span import ServerSpan
 from triptych.base.tracing.tracer import Span, SpanKind
 from triptych.protos.convert import plan_nbytes
 from triptych.protos.encoder_pb2 import ItemReady
+from triptych.protos.pd_pb2 import Admitted
 from triptych.proxy import events
-from triptych.proxy.call.chat import Done, Started
+from triptych.proxy.call.chat import Done
 from triptych.proxy.events import CallEnded, Ended, JobEvent, RequestEvent
 from triptych.proxy.requests import instructions as do
 from triptych.proxy.requests.instructions import Instruction, Submit
-from triptych.proxy.requests.lifecycle import RequestItem
+from triptych.proxy.requests.request_item import RequestItem
 
 if TYPE_CHECKING:
     from triptych.proxy.requests.request import Choices, InFlightRequest
@@ -79,7 +80,7 @@ class Recorder:
         """One event of a request, now, and what its state machine has decided, before that is done."""
         for order in instructions:
             if type(order) is Submit and order.attempt > 1:
-                self._metrics.resumes.labels("resume" if order.resume else "resubmit").inc()
+                self._metrics.resumes.labels("resume" if order.resumes else "resubmit").inc()
         if views := request.views:
             now, address = self._clock(), request.pd_address
             for view in views:
@@ -176,7 +177,7 @@ class RequestTrace:
                 self._accepted(event.attempt, at)
             case do.EndAttempt():
                 self._leave_attempt(event, at, address)
-            case do.Emit(output=Started()):
+            case do.Emit(output=Admitted()):
                 self._note("admitted", at)
             case do.Emit(output=Done() as done):
                 self._finished(done)
@@ -198,8 +199,8 @@ class RequestTrace:
                 self._end_look_up(at)
                 for mm_hash in event.mm_hashes:
                     self._begin_item(items[mm_hash], at, re_encode=event.re_encode)
-            case events.JobEvent(kind="ready"):
-                self._item_ready(items[event.mm_hash], event.event.ready, at)
+            case events.JobEvent() if event.HasField("ready"):
+                self._item_ready(items[event.mm_hash], event.ready, at)
 
     def _accepted(self, number: int, now: float) -> None:
         """A PD worker has taken the request: until then it has waited in the proxy."""

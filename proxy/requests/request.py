@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
+from triptych.base.delta import Delta
 from triptych.base.errors import Overloaded, RequestError
 from triptych.base.log import log_fields, short
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.types import Usage
-from triptych.proxy.call.chat import ChatCall, Delta, Done, ItemTiming, Output, Started
+from triptych.protos.pd_pb2 import Admitted
+from triptych.proxy.call.chat import ChatCall, Done, ItemTiming, Output
 from triptych.proxy.call.validation import name_field, name_prompt
 from triptych.proxy.ports import Link
 from triptych.proxy.quotas.call_context import CallDelivery
@@ -161,11 +163,10 @@ class InFlightRequest:
     @property
     def submit_size(self) -> int:
         """About how many characters a message with it has: the long ones of a call's texts."""
-        call, encoder = self.call, self.call.encoder
-        texts = (call.prompt, call.template.tools, encoder.source if encoder is not None else None)
-        return len(self.content.messages) + sum(
-            len(text) for text in texts if isinstance(text, str | bytes | tuple)
-        )
+        call = self.call
+        source = call.encoder.source if call.encoder is not None else ""
+        size = len(self.content.messages) + len(call.prompt or "") + len(call.template.tools)
+        return size + (len(source) if isinstance(source, str | tuple) else 0)
 
     @property
     def pd_address(self) -> str:
@@ -309,7 +310,7 @@ class ChoiceQueue(OutputQueue):
             usage = tally.ended(output.usage)
             done = replace(output, usage=usage, choice=self._index, final=tally.open == 0)
             self._shared.put(done)
-        elif isinstance(output, Started) and not tally.begun:
+        elif isinstance(output, Admitted) and not tally.begun:
             tally.begun = True
             self._shared.put(output)
 

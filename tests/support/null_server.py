@@ -14,8 +14,8 @@ MODEL = "null"
 @dataclass(frozen=True, slots=True)
 class Behaviour:
     """Seconds to the first token and between two. Every `fail_every`-th request gets a 503; with `early_end`
-    a reply ends after so many tokens, whatever was asked; with `capacity` requests wait for one of so many
-    places."""
+    a reply ends after that number of tokens, whatever was asked; with `capacity` requests wait for one of
+    that number of places."""
 
     ttft: float = 0.02
     tpot: float = 0.005

@@ -2,9 +2,10 @@
 
     python tests/tools/mutants.py --seed 32 --count 40 --out before.json
     python tests/tools/mutants.py --like before.json --out after.json
+    python tests/tools/mutants.py --aimed tests/tools/aimed_faults.toml --out aimed.json
 
 The second form puts the same faults in again, so that two states of the tests can be
-compared over one product.
+compared over one product; the third one those of a list, each of which names the tests that have to fail.
 Faults are put into a copy of the tracked files, never into the checkout.
 """
 
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,8 @@ DECIDES = re.compile(
 PROCESSES = re.compile(
     r"^from support\.(processes\.(cluster|families|proxy_process|ray)|options)", re.MULTILINE
 )
+#: Test files that are tried before all others.
+NEAREST = 3
 COMPARED = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
@@ -94,7 +98,8 @@ def selection(tree: Path, path: str, limit: int) -> list[str]:
 
 
 def verdict(tree: Path, site: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """Puts the fault in, runs the tests, those that killed it before alone and first, takes it out again."""
+    """Puts the fault in, runs the tests, takes it out again. Alone and first runs what killed it before, then
+    what is nearest to the module: most faults need no more, and to import all the rest takes longer."""
     file = tree / site["path"]
     text = file.read_text()
     module = ast.parse(text)
@@ -104,12 +109,27 @@ def verdict(tree: Path, site: dict[str, Any], options: argparse.Namespace) -> di
     started, outcome = time.monotonic(), {"killed": False, "killer": ""}
     file.write_text(ast.unparse(ast.fix_missing_locations(module)))
     try:
-        for batch in ([before] if before and (tree / before).exists() else [], tests):
+        known = [before] if before and (tree / before).exists() else []
+        for batch in (known, tests[:NEAREST], tests[NEAREST:]):
             if batch and not outcome["killed"]:
                 outcome = _run(tree, batch, options)
     finally:
         file.write_text(text)
     return {**site, **outcome, "seconds": round(time.monotonic() - started), "tests": len(tests)}
+
+
+def aimed(tree: Path, fault: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """As `verdict`, of a fault that is a piece of text in another's place."""
+    file = tree / fault["path"]
+    text = file.read_text()
+    assert text.count(fault["was"]) == 1, f"{fault['path']} has {fault['was']!r} not once"
+    file.write_text(text.replace(fault["was"], fault["now"]))
+    started = time.monotonic()
+    try:
+        outcome = _run(tree, fault["tests"], options)
+    finally:
+        file.write_text(text)
+    return {**fault, **outcome, "seconds": round(time.monotonic() - started)}
 
 
 def _run(tree: Path, tests: list[str], options: argparse.Namespace) -> dict[str, Any]:
@@ -150,10 +170,16 @@ def main() -> None:
         "--seconds", type=float, default=400, help="time for one run; running out of it is a kill"
     )
     parser.add_argument("--like", type=Path, help="a result whose faults are put in again")
+    parser.add_argument("--aimed", type=Path, help="a list of faults in place of random ones")
+    parser.add_argument("--only", nargs=2, type=int, default=(0, 1000), help="the first of them, and the end")
     parser.add_argument("--always", nargs="*", default=[], help="test files that run for every fault, last")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    if options.like:
+    judge = verdict
+    if options.aimed:
+        judge = aimed
+        drawn = tomllib.loads(options.aimed.read_text())["fault"][slice(*options.only)]
+    elif options.like:
         drawn = json.loads(options.like.read_text())
     else:
         drawn = random.Random(options.seed).sample(sites(ROOT), options.count)
@@ -163,7 +189,7 @@ def main() -> None:
         archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True).stdout
         subprocess.run(["tar", "x", "-C", folder], input=archive, check=True)
         for site in drawn:
-            results.append(verdict(tree, site, options))
+            results.append(judge(tree, site, options))
             print(json.dumps(results[-1]), flush=True)
             options.out.write_text(json.dumps(results, indent=1))
     print(f"{sum(result['killed'] for result in results)} of {len(results)} faults killed")

@@ -7,6 +7,7 @@ prints the unit tests that name the module itself, for `make check`; where none 
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -22,10 +23,14 @@ class TestFiles:
         self._files = {file: file.read_text() for file in sorted((tree / "tests").rglob("test_*.py"))}
 
     def of_module(self, path: str) -> list[str]:
-        return self._naming(_naming_pattern(path))
+        """Those that have its name and place, and those that name it."""
+        *folders, name = _place(path)
+        homes = ["/".join(["tests", kind, *folders, f"test_{name}.py"]) for kind in ("unit", "integration")]
+        own = [home for home in homes if self._tree / home in self._files]
+        return list(dict.fromkeys([*own, *self._naming(path, _naming_pattern(path))]))
 
     def of_package(self, path: str) -> list[str]:
-        return self._naming(rf"{re.escape(_dotted(path).rpartition('.')[0])}\b")
+        return self._naming(path, rf"{re.escape(_dotted(path).rpartition('.')[0])}\b")
 
     def in_process(self, path: str) -> list[str]:
         """What runs the module with those around it: files of tests/integration, its own folder first."""
@@ -50,16 +55,28 @@ class TestFiles:
         found = (file for file in files if "_pb2" not in file.name and pattern.search(file.read_text()))
         return [str(file.relative_to(self._tree)) for file in found]
 
-    def _naming(self, pattern: str) -> list[str]:
-        """Units first, then by how little they import."""
+    def _naming(self, path: str, pattern: str) -> list[str]:
+        """Units first, those at the module's own place before its users, then by how little they import."""
         found = [file for file, text in self._files.items() if re.search(pattern, text, re.MULTILINE)]
         imports = re.compile(r"^from|^import", re.MULTILINE)
-        found.sort(key=lambda file: ("unit" not in file.parts, len(imports.findall(self._files[file]))))
+        place = _place(path)
+
+        def rank(file: Path) -> tuple[bool, int, int]:
+            own = _place(str(file.relative_to(self._tree / "tests")).replace("test_", ""))[1:]
+            shared = os.path.commonprefix([place, own])
+            return "unit" not in file.parts, -len(shared), len(imports.findall(self._files[file]))
+
+        found.sort(key=rank)
         return [str(file.relative_to(self._tree)) for file in found]
 
 
 def _dotted(path: str) -> str:
     return "triptych." + path.removeprefix("triptych/").removesuffix(".py").replace("/", ".")
+
+
+def _place(path: str) -> list[str]:
+    """The folders and the name, as tests mirror them."""
+    return _dotted(path).split(".")[1:]
 
 
 def _naming_pattern(path: str) -> str:

@@ -25,31 +25,30 @@ TYPES = {
     "proxy/encoders/job.py": {"-": "PlanKey RunKey ItemSource EncoderSlot"},
     "proxy/requests/instructions.py": {
         JOB: "StartJobs TellJobs",
-        "-": "ResumeState LookUpItems Submit NotifyItems EndAttempt Emit Fail Leave"},
+        "-": "LookUpItems Submit NotifyItems EndAttempt Emit Fail Leave"},
     "proxy/events.py": {
-        JOB: "JobEvent", PD: "Lost Admitted LoadReported MissReported Finished",
-        "-": "Fetched LookedUp EncodersGone EncodersBack AttemptEvent Accepted Refused FirstToken "
+        "-": "Fetched LookedUp EncodersGone EncodersBack Accepted Refused FirstToken "
              "RequestFailed ClientLeft DeadlinePassed Ended CallEnded"},
-    "pd_worker/core/request_events.py": {
-        PD: "RequestAdmitted ItemLoaded ItemMissing NewTokens RequestFinished", "-": "EngineEvent"},
+    "pd_worker/core/request_events.py": {},
+    "triptych/base/delta.py": {PD: "Delta"},
     "protos/pd.proto": {PD: "RequestEvent.body"},
     "proxy/call/chat.py": {
-        PD: "Started Delta Done",
+        PD: "Done",
         "-": "EncoderPrompt Transcription ChatMessage PoolingOptions ChatCall ItemTiming"},
 }  # fmt: skip
 #: What carries the same data, in order: "module:Class", "module:Class.field" or "module.proto:Message"; with
 #: "+" what holds the one before or after as it is.
 CARRIERS = {
     "an item's plan": """triptych/models/base.py:PreparedItem triptych/base/types.py:ItemPlan
-        protos/encoder.proto:EncodeEvent +proxy/events.py:JobEvent.event
-        +proxy/requests/lifecycle.py:RequestItem.slot protos/pd.proto:ItemSlot
+        protos/encoder.proto:EncodeEvent
+        +proxy/requests/request_item.py:RequestItem.slot protos/pd.proto:ItemSlot
         triptych/base/types.py:MMFeature.plan""",
     "a request": """proxy/openai/chat/request.py:ChatBody proxy/call/chat.py:ChatCall
-        proxy/requests/request.py:InFlightRequest proxy/splitter.py:SplitRequest
-        proxy/requests/lifecycle.py:RequestItem proxy/requests/instructions.py:Submit
-        protos/pd.proto:SubmitRequest pd_worker/frontend/prompt.py:Prompt
-        pd_worker/core/sampling.py:ResolvedSampling pd_worker/core/request.py:EngineRequest
-        pd_worker/core/request.py:RequestState pd_worker/core/outputs.py:ScheduledChunk""",
+        +proxy/requests/request.py:InFlightRequest.call proxy/splitter.py:SplitRequest
+        proxy/requests/request_item.py:RequestItem protos/pd.proto:SubmitRequest
+        pd_worker/frontend/prompt.py:Prompt pd_worker/core/sampling.py:ResolvedSampling
+        pd_worker/core/request.py:EngineRequest +pd_worker/core/request.py:RequestState.request
+        +pd_worker/core/outputs.py:ScheduledChunk.state""",
 }
 #: Classes with plans, or their messages, that are not on the way from the encoder to the PD worker.
 BESIDE = "TowerItem EncodeJob EncoderJob ItemRecord LookedUp _CachedItem ItemUse CrossTable SwappedTable"

@@ -182,7 +182,7 @@ class OwnPauses:
         self._restarts = 0
 
     def restarts(self, late: float) -> bool:
-        """A look came `late` by so many seconds: whether the watch starts again."""
+        """Whether the watch starts again after a look that came `late` seconds late."""
         if late < self.limit / 4 or self._restarts >= MOST_RESTARTS:
             return False
         self._restarts += 1

@@ -28,7 +28,7 @@ class LeastService:
         self._now = 0.0
 
     def rest(self) -> None:
-        """Nobody waits for anything: whoever comes begins equal."""
+        """Forgets all service, since nobody waits: the next tenants begin equal."""
         self._service.clear()
         self._now = 0.0
 

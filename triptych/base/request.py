@@ -67,8 +67,12 @@ Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 def check_limits(param: str, value: float | None, kind: object) -> None:
     """InvalidRequest that names `param` unless the value is within the limits of its type. None passes."""
     limits = limits_of(kind)
-    if value is None or limits is None:
-        return
+    if value is not None and limits is not None:
+        check_within(param, value, limits)
+
+
+def check_within(param: str, value: float, limits: Meta) -> None:
+    """InvalidRequest that names `param` unless the value is within the limits."""
     above_low = value > limits.gt if limits.gt is not None else limits.ge is None or value >= limits.ge
     if not (above_low and math.isfinite(value)) or (limits.le is not None and value > limits.le):
         raise out_of_limits(param, limits)
@@ -182,20 +186,6 @@ class FunctionCall(msgspec.Struct, frozen=True):
     name: str
     arguments: str | dict[str, object] = "{}"
 
-    @property
-    def characters(self) -> int:
-        """Fewest characters that a chat template writes it in: escapes and the space between values are none.
-
-        Nothing here walks over values: it is asked on an event loop.
-        """
-        text, space = self.arguments, 0
-        if isinstance(text, str):
-            space = sum(map(text.count, " \n\r\t"))
-        else:
-            text = msgspec.json.encode(text).decode()
-        # The longest escape of one character has six.
-        return len(self.name) + max(0, len(text) - space - 5 * text.count("\\"))
-
     def parsed_arguments(self) -> dict[str, object] | None:
         """The arguments as an object; None when they are none."""
         if not isinstance(self.arguments, str):
@@ -228,7 +218,9 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def characters(self) -> int:
-        """Characters of its texts."""
+        """Characters of its texts that every chat template writes: of an earlier answer there are none."""
+        if self.role == "assistant":
+            return 0
         if not isinstance(self.content, list):
             return len(self.content or "")
         return sum(len(part.text) for part in self.content if isinstance(part, TextPart))

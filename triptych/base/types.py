@@ -262,17 +262,6 @@ class Usage:
     cached_tokens: int = 0
 
 
-@dataclass(slots=True)
-class PDTimings:
-    """The seconds that a request spent in each stage of the PD worker, and its prompt's part of steps."""
-
-    queue: float = 0.0
-    load: float = 0.0
-    prefill: float = 0.0
-    decode: float = 0.0
-    work: float = 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
     """A live worker's registration.

@@ -66,8 +66,6 @@ class EncoderSide(ABC):
     """Tower and projector of one checkpoint on one device."""
 
     modality: ClassVar[str] = "image"
-    #: Whether only the layer reads a linear layer's weight, so that it may be put in another layout.
-    plain_linears: ClassVar[bool] = True
     #: Elements of one output row (hidden size times 1 + deepstack levels).
     width: int
     #: dtype of the tower and of the rows it puts out.
@@ -231,8 +229,6 @@ class DecoderSide(ABC):
     row_token_ids: frozenset[int] = frozenset()
     #: The modality of the model's items: "image", "audio" or "text".
     modality: ClassVar[str] = "image"
-    #: Whether only the layer reads a linear layer's weight, so that it may be put in another layout.
-    plain_linears: ClassVar[bool] = True
     #: Set by encoder-decoder models; their attention modules towards the encoder carry `is_cross = True`.
     cross: CrossGeometry | None = None
     #: What the model's own attention adds to its scores; None for most.

@@ -357,6 +357,32 @@ def load_image_processor(path: Path) -> Any:
         ) from error
 
 
+#: Pixels of an image between resize and crop.
+_MAX_RESIZED = 1 << 26
+
+
+def check_resized(image: Image.Image, options: Options, default: Any) -> None:
+    """InvalidRequest for a picture that a processor would make too large before it crops it.
+
+    A processor whose `size`, by the options or `default`, is the shorter edge gives the longer one as many
+    times as much as the picture has: a line of pixels would fill the memory.
+    """
+    size = options.get("size", default)
+    sides = {"shortest_edge": size} if isinstance(size, int) else dict(size or {})
+    if sides.get("longest_edge"):
+        return  # a limit
+    if edge := sides.get("shortest_edge"):
+        pixels = edge * edge * max(image.size) / min(image.size)
+    else:
+        pixels = (sides.get("height") or 1) * (sides.get("width") or 1)
+    if pixels > _MAX_RESIZED:
+        raise InvalidRequest(
+            f"image: {image.width}x{image.height} would be resized to {pixels:.0f} pixels, more than "
+            f"{_MAX_RESIZED}: send an image with a smaller aspect ratio, or a smaller size",
+            param="mm_processor_kwargs.size" if "size" in options else "image",
+        )
+
+
 def check_known(options: Options, known: Mapping[str, Callable[[object], bool]]) -> None:
     """InvalidRequest, naming the option, for one that is unknown or of a wrong kind."""
     for name, value in options.items():

@@ -161,15 +161,19 @@ def load_encoder(
     family = family_of(path)
     check_tower(path, family.keys.encoder_names)
     side = family.encoder.load(Path(path), device=device, dtype=dtype, quantize=quantize)
-    side.fuse()
-    if inputs_are_quantized(quantization):
-        quantize_inputs(side.module)
-    if side.plain_linears:
-        prepack(side.module, many_rows=True)
-        fuse_gelu(side.module)
+    speed_up_encoder(side, quantization)
     # Layers were copied one by one, and left holes between those that stay.
     trim_heap()
     return side
+
+
+def speed_up_encoder(side: EncoderSide, quantization: str = NONE) -> None:
+    """What follows loading: fused norms, inputs in 8 bits, packed weights."""
+    side.fuse()
+    if inputs_are_quantized(quantization):
+        quantize_inputs(side.module)
+    prepack(side.module, many_rows=True)
+    fuse_gelu(side.module)
 
 
 def load_decoder(
@@ -196,13 +200,17 @@ def load_decoder(
         quantize=decoder_is_quantized(quantization),
         parallel=parallel if parallel is not None and parallel.size > 1 else None,
     )
+    speed_up_decoder(side, quantization)
+    trim_heap()
+    return side
+
+
+def speed_up_decoder(side: DecoderSide, quantization: str = NONE) -> None:
+    """What follows loading: fused layers, inputs in 8 bits, packed weights."""
     side.fuse()
     if inputs_are_quantized(quantization):
         quantize_inputs(side.module)
-    if side.plain_linears:
-        prepack(side.module)
-    trim_heap()
-    return side
+    prepack(side.module)
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:

@@ -204,7 +204,8 @@ INTERVAL = 2.0
 class Heartbeat:
     """A task that registers `info` every `interval` seconds until stopped, in one event loop.
 
-    While the worker is not `healthy` its registration is not renewed, and lapses.
+    `renewed` gives it as it is now; pool, address and incarnation stay. While the worker is not `healthy` its
+    registration is not renewed, and lapses.
     """
 
     def __init__(
@@ -213,8 +214,10 @@ class Heartbeat:
         info: WorkerInfo,
         interval: float = INTERVAL,
         healthy: Callable[[], bool] = lambda: True,
+        renewed: Callable[[WorkerInfo], WorkerInfo] = lambda info: info,
     ) -> None:
         self.info = info
+        self._renewed = renewed
         self._healthy = healthy
         self._registry = registry
         self._interval = interval
@@ -260,7 +263,7 @@ class Heartbeat:
 
     async def _register(self) -> None:
         try:
-            await self._registry.register(self.info)
+            await self._registry.register(self._renewed(self.info))
         except StoreUnavailable as error:
             if self._reachable:
                 logger.warning("cannot register, trying again: %s", error)

@@ -112,19 +112,23 @@ class WorkerServer:
         reach: StoreReach | None = None,
         *,
         degraded: Callable[[], Sequence[str]] = tuple,
+        renewed: Callable[[WorkerInfo], WorkerInfo] = lambda info: info,
     ) -> None:
         """Starts the worker and serves, registered as `infos`, until the process is to stop, then drains.
 
-        `degraded` is what the worker lacks.
+        `degraded` is what the worker lacks, `renewed` a registration as it is now.
         """
         registry, status = Registry(self._process.store), self._process.page.status
-        if self._token:
-            infos = [InternalToken(self._token).signed(info) for info in infos]
+
+        def signed(info: WorkerInfo) -> WorkerInfo:
+            info = renewed(info)
+            return InternalToken(self._token).signed(info) if self._token else info
+
         self.health.services.update(info.incarnation for info in infos)
         gpu = gpu_reader(self._device)
         for info, clock in zip(infos, worker.busy_clocks, strict=True):
             self.health.loads[info.incarnation] = partial(read_load, clock, gpu)
-        beats = [Heartbeat(registry, info, healthy=watch.healthy) for info in infos]
+        beats = [Heartbeat(registry, info, healthy=watch.healthy, renewed=signed) for info in infos]
         # Not `watch.healthy`: a restart of this process does not help a process that this one waits for.
         status.follow(watch.alive, lambda: (*beats[0].degraded(), *degraded()))
         worker.start()

@@ -16,9 +16,9 @@ from triptych.pd_worker.core.items.tracker import ItemTracker, Readiness
 from triptych.pd_worker.core.kv_cache.block_pool import PrefixChain
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager, SwapManager
 from triptych.pd_worker.core.request import EngineRequest, RequestState, RequestStatus, RequestTable
-from triptych.pd_worker.core.request_events import EngineEvent, ItemMissing
 from triptych.pd_worker.core.tenant_turns import TenantTurns
 from triptych.pd_worker.core.waiting_requests import WaitingRequests
+from triptych.protos.pd_pb2 import RequestEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +60,18 @@ class ItemStage:
         self.items.table.mark(keys, now)
         self._recheck(keys)
 
-    def update(self, moved: ECConnectorOutput) -> list[EngineEvent]:
+    def update(self, moved: ECConnectorOutput) -> list[RequestEvent]:
         """Applies the connector's report of the step; the events that follow from it."""
         events = self.items.update(moved, self.requests)
         self._recheck((*moved.fetched, *moved.loaded, *(failure.mm_hash for failure in moved.failed)))
         for event in events:
-            if isinstance(event, ItemMissing):
-                self.items.table.unmark(event.mm_hash)
+            if event.HasField("item_missing"):
+                self.items.table.unmark(event.item_missing.mm_hash)
         return events
 
     def advance(
         self, running: Sequence[RequestState], now: float
-    ) -> tuple[list[EngineEvent], list[tuple[RequestState, RequestError]]]:
+    ) -> tuple[list[RequestEvent], list[tuple[RequestState, RequestError]]]:
         """Admits requests and starts loads; the events, and the requests that failed, with their errors."""
         if expired := self.items.cache.expire(now):
             self._recheck(expired)
@@ -121,8 +121,8 @@ class ItemStage:
                 state.status = RequestStatus.WAITING_ADMISSION
             self.waiting.requeue(state)
 
-    def _admit(self, now: float) -> tuple[list[EngineEvent], list[tuple[RequestState, RequestError]]]:
-        events: list[EngineEvent] = []
+    def _admit(self, now: float) -> tuple[list[RequestEvent], list[tuple[RequestState, RequestError]]]:
+        events: list[RequestEvent] = []
         failed: list[tuple[RequestState, RequestError]] = []
         for state, error in self.waiting.admit(self._take):
             if error is not None:
@@ -171,7 +171,7 @@ class ItemStage:
             return None
         return max(able[most], key=order_of)
 
-    def _load(self, state: RequestState, now: float) -> list[EngineEvent]:
+    def _load(self, state: RequestState, now: float) -> list[RequestEvent]:
         prefix, num_computed = self.known_prefix(state)
         digests = self.kv.prefix_digests(state.chain, prefix, state.num_tokens)
         self.waiting.watch_prefix(state, digests)
@@ -183,7 +183,7 @@ class ItemStage:
         self.overlap.examine(state, num_computed, readiness)
         return [*self.items.report_resident(state), *self._report_unencoded(state, num_computed)]
 
-    def _report_unencoded(self, state: RequestState, start: int) -> list[EngineEvent]:
+    def _report_unencoded(self, state: RequestState, start: int) -> list[RequestEvent]:
         """ItemMissing events of items that nobody encodes, and that tokens from `start` on need after all."""
         if all(use.status is not ItemStatus.UNENCODED for use in state.items):
             return []

@@ -21,7 +21,7 @@ from triptych.pd_worker.core.kv_cache.block_pool import BlockPool
 from triptych.pd_worker.core.kv_cache.cross_kv_manager import CrossKVManager, TableState
 from triptych.pd_worker.core.outputs import ItemStats, Projection, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest, RequestState, RequestTable
-from triptych.pd_worker.core.request_events import EngineEvent, ItemLoaded
+from triptych.protos.pd_pb2 import RequestEvent
 
 #: Timeout in seconds of moving a fetched host copy into the encoder cache.
 MOVE_TIMEOUT = 10.0
@@ -312,9 +312,9 @@ class ItemTracker:
         for feature in state.features:
             del self._no_memory[feature.mm_hash]
 
-    def report_resident(self, state: RequestState) -> list[EngineEvent]:
+    def report_resident(self, state: RequestState) -> list[RequestEvent]:
         """ItemLoaded events of items that needed no load: resident, or covered by a prefix hit."""
-        events: list[EngineEvent] = []
+        events: list[RequestEvent] = []
         for index, feature in enumerate(state.features):
             use = state.items[index]
             if use.loaded:
@@ -325,7 +325,7 @@ class ItemTracker:
                 events.append(self._loaded(state, use, 0.0))
         return events
 
-    def update(self, output: ECConnectorOutput, requests: RequestTable) -> list[EngineEvent]:
+    def update(self, output: ECConnectorOutput, requests: RequestTable) -> list[RequestEvent]:
         """Applies the connector's report; the events of every request that names one of its keys."""
         for key in output.loaded:
             self.cache.commit(key)
@@ -337,7 +337,7 @@ class ItemTracker:
                 self.cache.evict_idle()
         if self._connector is not None:
             self._connector.update_connector_output(output)
-        events: list[EngineEvent] = []
+        events: list[RequestEvent] = []
         for key, seconds in output.fetched.items():
             path = output.paths.get(key, "store")
             events.extend(self._arrived(key, seconds, path, requests.with_item(key)))
@@ -369,7 +369,7 @@ class ItemTracker:
 
     def _arrived(
         self, key: str, seconds: float, path: str, states: Iterable[RequestState]
-    ) -> Iterator[EngineEvent]:
+    ) -> Iterator[RequestEvent]:
         self._stats.fetched += 1
         self._stats.loads[path] += 1
         self._stats.load_seconds.append(seconds)
@@ -383,7 +383,7 @@ class ItemTracker:
                 yield self._loaded(state, use, seconds, path)
         self._stats.load_bytes += nbytes
 
-    def _missing(self, key: str, digest: str, states: Iterable[RequestState]) -> Iterator[EngineEvent]:
+    def _missing(self, key: str, digest: str, states: Iterable[RequestState]) -> Iterator[RequestEvent]:
         """ItemMissing events for requests without one; the rest wait for the item to be encoded again.
 
         A request that was sent before the loss may still begin a load, which fails.
@@ -400,6 +400,6 @@ class ItemTracker:
             self._stats.missing += 1
             self.connector.item_missing_reported(key)
 
-    def _loaded(self, state: RequestState, use: ItemUse, seconds: float, path: str = "") -> ItemLoaded:
+    def _loaded(self, state: RequestState, use: ItemUse, seconds: float, path: str = "") -> RequestEvent:
         use.arrive()
         return request_events.item_loaded(state, use.plan.mm_hash, seconds, path)

@@ -6,8 +6,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
+from triptych.base.delta import Delta
 from triptych.base.errors import InvalidRequest
-from triptych.proxy.call.chat import ChatCall, ChatMessage, Delta, Started
+from triptych.proxy.call.chat import Admitted, ChatCall, ChatMessage
 from triptych.proxy.media.source import AudioPart
 from triptych.proxy.openai.audio.request import TranscriptionRequest
 from triptych.proxy.openai.audio.transcriber import ChatBackend, FileTranscript
@@ -35,7 +36,7 @@ class ChatTranscriber:
         async with aclosing(self._backend.chat(self._call, current_call())) as batches:
             async for outputs in batches:
                 for output in outputs:
-                    if isinstance(output, Started):
+                    if isinstance(output, Admitted):
                         self.transcript.frames = output.frames[-1] if output.frames else 0
                     elif isinstance(output, Delta) and (piece := self._append(output.text)):
                         yield piece

@@ -8,9 +8,10 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from triptych.base.delta import Delta
 from triptych.base.errors import DeadlineExceeded, InternalError, InvalidRequest
 from triptych.base.types import FinishReason, PositionLogprobs, TimestampTokens
-from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started
+from triptych.proxy.call.chat import Admitted, ChatCall, Done, Output
 from triptych.proxy.openai.audio.request import TranscriptionRequest, detection_of, window_of
 from triptych.proxy.quotas.call_context import CallContext
 from triptych.proxy.quotas.current_call import current_call
@@ -146,10 +147,12 @@ class _WindowOutput:
 
     def add(self, output: Output) -> str:
         """Adds one event of the request; its text."""
-        if isinstance(output, Started):
+        if isinstance(output, Admitted):
             if len(output.frames) != 3:
                 raise InternalError("the encoder worker sent no length of the audio file")
-            self.window, self.times = Window(*output.frames), output.timestamps
+            self.window = Window(*output.frames)
+            if output.HasField("timestamps"):
+                self.times = TimestampTokens(output.timestamps.first, output.timestamps.seconds)
         elif isinstance(output, Delta):
             self.token_ids += output.token_ids
             self.logprobs += output.logprobs

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 from triptych.base.config import MIB
+from triptych.base.delta import Delta
 from triptych.base.types import PositionLogprobs, TokenLogprob, Usage
 from triptych.proxy.call.answer import (
     AnswerPiece,
@@ -18,7 +19,7 @@ from triptych.proxy.call.answer import (
     ReasoningPiece,
     whole_calls,
 )
-from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started, Timings
+from triptych.proxy.call.chat import Admitted, ChatCall, Done, Output, Timings
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.endpoint import HttpReply, PostEndpoint
 from triptych.proxy.http.json_body import DONE, event, to_json
@@ -173,7 +174,7 @@ class ChatStream:
     def __init__(self, request_id: str, model: str, options: ChatReplyOptions) -> None:
         self._options = options
         self._choices = [ChoiceState(options) for _ in range(options.n)]
-        self._prompt: tuple[int, ...] | None = ()
+        self._prompt: Sequence[int] | None = ()
         self._head = _head(request_id, "chat.completion.chunk", model)
         self._usage: Json = {"usage": None} if options.include_usage else {}
         self._texts: TextChunks | None = None
@@ -189,7 +190,7 @@ class ChatStream:
         return b"".join([self._one(output) for output in outputs])
 
     def _one(self, output: Output) -> bytes:
-        if isinstance(output, Started):
+        if isinstance(output, Admitted):
             self._prompt = output.prompt_token_ids
             for choice in self._choices:
                 choice.reader.begin(output)
@@ -215,7 +216,7 @@ class ChatStream:
         self._choices[index].begun = True
         extra: Json = {}
         if self._options.return_token_ids and self._prompt is not None:
-            extra["prompt_token_ids"], self._prompt = self._prompt, None
+            extra["prompt_token_ids"], self._prompt = [*self._prompt], None
         return self._chunk(index, {"role": "assistant", "content": ""}, extra=extra)
 
     def _piece(self, index: int, piece: AnswerPiece) -> bytes:
@@ -266,39 +267,40 @@ async def whole_reply(
 ) -> bytes:
     """The JSON of a reply that is sent in one piece: everything up to the last choice's end."""
     choices = [ChoiceState(options) for _ in range(options.n)]
-    prompt: tuple[int, ...] = ()
+    prompt: Sequence[int] = ()
     last: Done | None = None
     async for outputs in batches:
         for output in outputs:
-            if isinstance(output, Started):
-                prompt = output.prompt_token_ids
-                for choice in choices:
-                    choice.reader.begin(output)
-                continue
-            state = choices[output.choice]
             if isinstance(output, Delta):
+                state = choices[output.choice]
                 state.token_ids += output.token_ids
                 state.logprobs += output.logprobs
                 state.pieces += state.reader.read(output)
-                continue
-            rest, state.reason = state.reader.end(output)
-            state.pieces += rest
-            last = output
+            elif isinstance(output, Admitted):
+                prompt = output.prompt_token_ids
+                for choice in choices:
+                    choice.reader.begin(output)
+            else:
+                state = choices[output.choice]
+                rest, state.reason = state.reader.end(output)
+                state.pieces += rest
+                last = output
     assert last is not None and last.final
     reply = _head(request_id, "chat.completion", model)
     reply["choices"] = [_whole_choice(index, state, options) for index, state in enumerate(choices)]
     reply["usage"] = usage_body(last.usage, sum(choice.reader.reasoning_tokens for choice in choices))
     if options.return_token_ids:
-        reply["prompt_token_ids"] = prompt
+        reply["prompt_token_ids"] = [*prompt]
     if options.timings:
         reply["triptych_timings"] = timings_body(last.timings)
     return to_json(reply)
 
 
 def _whole_choice(index: int, state: ChoiceState, options: ChatReplyOptions) -> Json:
-    calls = [_call_body(call, arguments) for call, arguments in whole_calls(state.pieces)]
-    text = "".join(piece for piece in state.pieces if isinstance(piece, str))
-    reasoning = "".join(piece.text for piece in state.pieces if isinstance(piece, ReasoningPiece))
+    texts = [piece for piece in state.pieces if isinstance(piece, str)]
+    text, others = "".join(texts), state.pieces if len(texts) < len(state.pieces) else ()
+    calls = [_call_body(call, arguments) for call, arguments in whole_calls(others)]
+    reasoning = "".join([piece.text for piece in others if isinstance(piece, ReasoningPiece)])
     content = None if (calls or reasoning) and not text else text
     message: Json = {"role": "assistant", "content": content, "refusal": None}
     if reasoning:

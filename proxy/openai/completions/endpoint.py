@@ -8,8 +8,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 
+from triptych.base.delta import Delta
 from triptych.base.types import PositionLogprobs, Usage
-from triptych.proxy.call.chat import ChatCall, Delta, Done, Output, Started, Timings
+from triptych.proxy.call.chat import Admitted, ChatCall, Done, Output, Timings
 from triptych.proxy.call.pooled import first_error
 from triptych.proxy.http.endpoint import HttpReply
 from triptych.proxy.http.json_body import DONE, event, to_json
@@ -40,7 +41,7 @@ class CompletionBook:
             "created": int(time.time()),
             "model": model,
         }
-        self.started = [Started(()) for _ in options.prompts]
+        self.started = [Admitted() for _ in options.prompts]
         self.usage = Usage(0, 0, 0)
         self.timings: Timings | None = None
         self.open = len(options.prompts)
@@ -55,10 +56,10 @@ class CompletionBook:
         """Both prompts of an encoder-decoder model, with their texts where given; of others the token ids
         where they were asked for."""
         started = self.started[prompt]
-        fields: Json = {"prompt_token_ids": started.prompt_token_ids}
+        fields: Json = {"prompt_token_ids": [*started.prompt_token_ids]}
         if not (self.options.encoder or started.encoder_prompt_token_ids):
             return fields if self.options.return_token_ids else {}
-        fields["encoder_prompt_token_ids"] = started.encoder_prompt_token_ids
+        fields["encoder_prompt_token_ids"] = [*started.encoder_prompt_token_ids]
         given = self.options.prompts[prompt]
         if self.options.encoder is None:
             return fields | ({"encoder_prompt": given} if isinstance(given, str) else {})
@@ -115,7 +116,7 @@ class CompletionStream:
 
     def _one(self, prompt: int, output: Output) -> bytes:
         book = self._book
-        if isinstance(output, Started):
+        if isinstance(output, Admitted):
             book.started[prompt] = output
             return b""
         index = prompt * book.options.n + output.choice
@@ -170,7 +171,7 @@ class CompletionReply:
 
     def add(self, prompt: int, outputs: Sequence[Output]) -> None:
         for output in outputs:
-            if isinstance(output, Started):
+            if isinstance(output, Admitted):
                 self._book.started[prompt] = output
                 continue
             index = prompt * self._book.options.n + output.choice

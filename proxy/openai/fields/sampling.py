@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Annotated, Any
 
 import msgspec
@@ -68,6 +69,7 @@ _ADVICE = {
     "add_special_tokens": "the chat template writes them",
     "kv_transfer_params": "the cluster decides itself what goes where",
 }
+_unserved = attrgetter(*_ADVICE)
 
 
 class UnservedBody(msgspec.Struct, kw_only=True):
@@ -99,10 +101,10 @@ class UnservedBody(msgspec.Struct, kw_only=True):
 
 def refuse_unserved(body: UnservedBody, served: frozenset[str] = frozenset()) -> None:
     """InvalidRequest when the body asks for something that is not served; `served` names exceptions."""
-    for name, advice in _ADVICE.items():
-        value = getattr(body, name)
-        if value and name not in served and not (name == "best_of" and value == 1):
-            raise InvalidRequest(f"{name} is not supported: {advice}", param=name)
+    if any(values := _unserved(body)):
+        for (name, advice), value in zip(_ADVICE.items(), values, strict=True):
+            if value and name not in served and not (name == "best_of" and value == 1):
+                raise InvalidRequest(f"{name} is not supported: {advice}", param=name)
     if body.skip_special_tokens is False:
         raise InvalidRequest(
             "skip_special_tokens: special tokens are never part of the text; see return_token_ids",

@@ -7,10 +7,11 @@ from contextlib import aclosing
 
 import msgspec
 
+from triptych.base.delta import Delta
 from triptych.base.errors import RequestError
 from triptych.base.types import FinishReason, Usage
 from triptych.proxy.call.answer import AnswerPiece, CallBegin, CallPiece, ChoiceReader, ReasoningPiece
-from triptych.proxy.call.chat import Delta, Done, Output, Started
+from triptych.proxy.call.chat import Admitted, Done, Output
 from triptych.proxy.http.endpoint import HttpReply
 from triptych.proxy.http.json_body import MESSAGES_PATH, named_event, to_json
 from triptych.proxy.openai.chat.endpoint import CallEndpoint, Json, ends
@@ -54,7 +55,7 @@ class MessageBook:
     def take(self, outputs: Sequence[Output]) -> Iterator[Json]:
         """What a batch changes."""
         for output in outputs:
-            if isinstance(output, Started):
+            if isinstance(output, Admitted):
                 self._answer.begin(output)
                 self.message["usage"] = _usage(Usage(len(output.prompt_token_ids), 0, 0), 0)
                 yield {"type": "message_start", "message": self.message}

@@ -6,10 +6,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 
+from triptych.base.delta import Delta
 from triptych.base.errors import RequestError
 from triptych.base.types import FinishReason, PositionLogprobs, Usage
 from triptych.proxy.call.answer import AnswerPiece, CallBegin, CallPiece, ChoiceReader, ReasoningPiece
-from triptych.proxy.call.chat import Delta, Done, Output, Started
+from triptych.proxy.call.chat import Admitted, Done, Output
 from triptych.proxy.http.endpoint import HttpReply
 from triptych.proxy.http.json_body import named_event, to_json
 from triptych.proxy.openai.chat.endpoint import CallEndpoint, Json, ends, position_logprobs, timings_body
@@ -41,7 +42,7 @@ class ResponseBook:
     def take(self, outputs: Sequence[Output]) -> Iterator[Json]:
         """What a batch changes."""
         for output in outputs:
-            if isinstance(output, Started):
+            if isinstance(output, Admitted):
                 self._answer.begin(output)
                 yield from self._begin()
             elif isinstance(output, Delta):

@@ -142,6 +142,24 @@ async def test_a_heartbeat_registers_at_once_and_withdraws_at_its_end(registry: 
     assert await registry.workers() == []
 
 
+async def test_a_registration_that_changes_is_renewed_under_its_incarnation(registry: Registry) -> None:
+    places = 2
+    heartbeat = Heartbeat(
+        registry,
+        PD,
+        interval=0.02,
+        renewed=lambda info: dataclasses.replace(info, capacity={"max_num_seqs": places}),
+    )
+    heartbeat.start()
+    await becomes(registry, [dataclasses.replace(PD, capacity={"max_num_seqs": 2})])
+    seen = await registry.poll("proxy")
+    places = 4
+    await becomes(registry, [dataclasses.replace(PD, capacity={"max_num_seqs": 4})])
+    assert (await registry.poll("proxy", mark=seen.mark)).workers is not None
+    await heartbeat.stop()
+    assert await registry.workers() == []
+
+
 async def test_a_heartbeat_comes_back_after_a_flush(registry: Registry, store: EmbeddingStore) -> None:
     heartbeat = Heartbeat(registry, ENCODER, interval=0.02)
     heartbeat.start()

@@ -63,10 +63,13 @@ async def evicted(store: EmbeddingStore) -> int:
     return (await store.memory()).evicted_keys
 
 
-async def test_a_tenant_that_fills_the_store_evicts_its_own(small: EmbeddingStore) -> None:
+async def test_a_tenant_that_fills_the_store_evicts_its_own(small: EmbeddingStore, caplog) -> None:
     before = await evicted(small)
     bobs = await save(small, "bob", 12, BOB)
-    alices = await save(small, "alice", 200, ALICE)
+    with caplog.at_level(logging.INFO, logger=shares.__name__):
+        alices = await save(small, "alice", 200, ALICE)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1 and f"tenants above their share, {ALICE} the last, have given up" in said[0]
     assert await held(small, bobs) == 12
     assert await evicted(small) == before
     kept = await held(small, alices)
@@ -77,6 +80,12 @@ async def test_a_tenant_that_fills_the_store_evicts_its_own(small: EmbeddingStor
     assert (await counts(small))[f"{ALICE}:embedding"] == kept * NBYTES
     loaded = await small.load(bobs[0], fresh_buffer)
     assert isinstance(loaded, Loaded) and bytes(loaded.body) == make_body(bobs[0])
+
+
+async def test_an_index_outlives_the_values_that_it_counts(small: EmbeddingStore) -> None:
+    await save(small, "bob", 1, BOB)
+    _, index = keys.usage("0", BOB, "embedding")
+    assert await small.control.execute("TTL", index) > 600
 
 
 async def test_without_tenants_the_same_evicts_everybodys(small: EmbeddingStore) -> None:

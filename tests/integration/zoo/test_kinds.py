@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from support.engine.engine_events import kind
 from support.zoo.cases import Case
 from support.zoo.checkpoint import model_of
-from triptych.pd_worker.core.request_events import RequestFinished
 
 #: Tiles with newlines, windows, grids, levels with experts, spans, runs, and latent attention.
 FAMILIES = ("LlavaNext", "AyaVision", "Qwen2VL", "Qwen3VLMoe", "Gemma3", "Mistral3", "Kimi_K25")
@@ -22,8 +22,8 @@ def test_one_picture_two_and_none_together_and_from_the_prefix_cache(case: Case,
     with case.engine(budget, block_size=4) as cell:
         case.assert_exact(case.answer(cell))
         case.assert_exact(case.answer(cell))
-        ends = [event for event in cell.events if isinstance(event, RequestFinished)]
-        assert all(event.usage.cached_tokens > 0 for event in ends[-len(case.prompts) :])
+        ends = [event.finished for event in cell.events if kind(event) == "finished"]
+        assert all(event.cached_tokens > 0 for event in ends[-len(case.prompts) :])
         assert budget > 16 or cell.metric("triptych_pd_chunked_prefills_total") > 0
         cell.assert_at_rest()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from support.engine.engine_events import kind
 from support.zoo.cases import Case
 from support.zoo.status import SERVED
-from triptych.pd_worker.core.request_events import ItemMissing, RequestFinished
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,10 +32,10 @@ def test_a_prefix_from_the_cache_changes_nothing(case: Case) -> None:
     with case.engine(budget=33, block_size=4) as cell:
         case.assert_exact(case.answer(cell))
         case.assert_exact(case.answer(cell))
-        ends = [event for event in cell.events if isinstance(event, RequestFinished)]
+        ends = [event.finished for event in cell.events if kind(event) == "finished"]
         # The state of recurrent layers is kept only where that is worth a step.
         recurrent = bool(case.served.decoder.geometry.states)
-        assert recurrent or sum(end.usage.cached_tokens for end in ends) > 0
+        assert recurrent or sum(end.cached_tokens for end in ends) > 0
 
 
 def test_an_embedding_that_was_evicted_is_asked_for_again(case: Case) -> None:
@@ -43,10 +43,10 @@ def test_an_embedding_that_was_evicted_is_asked_for_again(case: Case) -> None:
         request = case.served.request(cell, case.prompts[0], case.count)
         cell.store.clear()
         cell.engine.submit(request)
-        missing = cell.wait(request.request_id, ItemMissing)
+        missing = cell.wait(request.request_id, "item_missing")
         case.served.request(cell, case.prompts[0], case.count)
         cell.engine.items_ready([missing.mm_hash])
-        cell.wait(request.request_id, RequestFinished)
+        cell.wait(request.request_id, "finished")
         case.assert_exact([cell.tokens(request.request_id)], [0])
         cell.assert_at_rest()
 

@@ -96,6 +96,14 @@ def test_a_class_of_several_picture_sizes_has_none(name: str) -> None:
     assert not isinstance(ENCODER.load(checkpoint(name), **_CPU), SupportsEncoderCudaGraph)
 
 
+@pytest.mark.parametrize("family", ["Llava", "VipLlava"])
+def test_a_line_of_pixels_that_a_processor_would_blow_up_is_refused(family: str) -> None:
+    encoder = ENCODER.load(checkpoint(f"{family}ForConditionalGeneration"), **_CPU)
+    with pytest.raises(InvalidRequest, match="smaller aspect ratio") as refused:
+        encoder.preprocess(Image.new("RGB", (1_000_000, 1)), {})
+    assert refused.value.param == "image"
+
+
 def test_enough_architectures_have_their_own_processor() -> None:
     assert len({RECIPES[name].architecture for name in OWN_PROCESSOR}) >= MINIMUM
 

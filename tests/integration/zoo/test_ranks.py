@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -25,8 +26,6 @@ _STYLE = "which is unknown here"
 #: Why a class is served by one rank only.
 REFUSED = {
     "Blip2": _PLAN,
-    "Cosmos3Omni": _PLAN,
-    "Emu3": _PLAN,
     "FuyuForCausalLM": _PLAN,
     "HunYuanVL": _PLAN,
     "InternVL-sinks": _PLAN,
@@ -59,7 +58,7 @@ def reason_of(name: str) -> str | None:
 DIVIDED = [name for name in SERVED if reason_of(name) is None]
 WHOLE = [name for name in SERVED if reason_of(name) is not None]
 #: Of experts in both layouts, behind a picture's own experts, and of none.
-FEW = ("Qwen3VLMoe", "Aria", "Ernie4_5_VLMoe", "InternVL")
+FEW = ("Qwen3VLMoe", "Aria", "Ernie4_5_VLMoe", "InternVL", "Qwen3VL")
 _SLOW = pytest.mark.slow
 
 
@@ -75,8 +74,8 @@ def job_of(name: str) -> Job:
     )
 
 
-def check_equals_one_rank(name: str) -> None:
-    job = job_of(name)
+def check_equals_one_rank(name: str, quantization: str = "none") -> None:
+    job = replace(job_of(name), quantization=quantization)
     alone = compute(open_decoder(job.path, job.dtype, job.quantization), job.batch)
     ranks = run_ranks(2, job)
     assert torch.equal(ranks[0]["hidden"], ranks[1]["hidden"])
@@ -87,6 +86,10 @@ def check_equals_one_rank(name: str) -> None:
 @pytest.mark.parametrize("family", FEW)
 def test_two_ranks_compute_what_one_does(family: str) -> None:
     check_equals_one_rank(f"{family}ForConditionalGeneration")
+
+
+def test_two_ranks_hold_in_8_bits_what_one_does() -> None:
+    check_equals_one_rank("InternVLForConditionalGeneration", "int8")
 
 
 @_SLOW

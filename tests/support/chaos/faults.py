@@ -35,7 +35,7 @@ def gated(folder: Path) -> dict[str, str]:
 
 
 def sleeping(*, tower: float = 0.0, step: float = 0.0) -> dict[str, str]:
-    """What a cluster gets whose towers sleep so many seconds for each item, and PD workers in each step."""
+    """Environment of a cluster whose towers sleep `tower` seconds an item, and PD workers `step` a step."""
     return {**patched(), "TRIPTYCH_TEST_TOWER_SECONDS": str(tower), "TRIPTYCH_TEST_STEP_SECONDS": str(step)}
 
 

@@ -6,16 +6,22 @@ from triptych.base.errors import RequestError
 from triptych.base.types import ItemPlan
 from triptych.protos import job_events
 from triptych.protos.convert import plan_to_proto
-from triptych.protos.encoder_pb2 import EncodeEvent, ItemReady
-from triptych.proxy.events import JobEvent
+from triptych.protos.encoder_pb2 import EncodeEvent, ItemReady, JobWaits
 
 
-def job_waits(key: str, origin: str = "encoded") -> JobEvent:
-    return JobEvent(key, job_events.WAITS, origin=origin)
+def of_job(key: str, event: EncodeEvent, address: str = "") -> EncodeEvent:
+    """The event as one of this item's job."""
+    told = EncodeEvent(mm_hash=key, address=address)
+    told.MergeFrom(event)
+    return told
 
 
-def job_planned(key: str, plan: ItemPlan) -> JobEvent:
-    return JobEvent(key, job_events.planned(plan))
+def job_waits(key: str, origin: str = "encoded") -> EncodeEvent:
+    return EncodeEvent(mm_hash=key, waits=JobWaits(origin=origin))
+
+
+def job_planned(key: str, plan: ItemPlan, address: str = "") -> EncodeEvent:
+    return of_job(key, job_events.planned(plan), address)
 
 
 def job_ready(
@@ -27,7 +33,7 @@ def job_ready(
     encode: float = 0.0,
     save: float = 0.0,
     address: str = "",
-) -> JobEvent:
+) -> EncodeEvent:
     ready = ItemReady(
         plan=plan_to_proto(plan),
         already_stored=already_stored,
@@ -35,8 +41,8 @@ def job_ready(
         encode_seconds=encode,
         save_seconds=save,
     )
-    return JobEvent(key, EncodeEvent(ready=ready), address)
+    return EncodeEvent(mm_hash=key, address=address, ready=ready)
 
 
-def job_failed(key: str, error: RequestError, *, retryable: bool = False, address: str = "") -> JobEvent:
-    return JobEvent(key, job_events.failed(error, retryable=retryable), address)
+def job_failed(key: str, error: RequestError, *, retryable: bool = False, address: str = "") -> EncodeEvent:
+    return of_job(key, job_events.failed(error, retryable=retryable), address)

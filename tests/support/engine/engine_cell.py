@@ -18,9 +18,11 @@ from PIL import Image
 from support.data.checkpoints import build_checkpoint
 from support.data.oracle import OracleResult, oracle
 from support.data.pictures import picture
+from support.engine.engine_events import End, kind
 from support.engine.engine_requests import CountingText, greedy
 from triptych.base.config import MIB, PDConfig
 from triptych.base.cpu.step_pacer import StepPacer
+from triptych.base.delta import Delta
 from triptych.base.metrics import PDMetrics
 from triptych.base.types import DTYPE_BYTES, ItemPlan, MMFeature, Placement
 from triptych.ec_connector.base import ECTransferConfig, EncoderOutput
@@ -29,7 +31,7 @@ from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.registry import load_decoder, load_encoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.core.request import EngineRequest
-from triptych.pd_worker.core.request_events import EngineEvent, NewTokens, RequestFinished
+from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.engine import Engine
 from triptych.pd_worker.native import build_engine
 from triptych.pd_worker.ranks.ranked_runner import OtherRanks
@@ -172,21 +174,24 @@ class EngineCell:
             **fields,
         )
 
-    def wait(self, request_id: str, kind: type[EngineEvent], timeout: float | None = None) -> Any:
-        """The first event of this kind of this request; `timeout` None: the cell's patience."""
+    def wait(self, request_id: str, body: str, timeout: float | None = None) -> Any:
+        """The body of the first such event of this request; `timeout` None: the cell's patience."""
 
-        def found() -> EngineEvent | None:
+        def found() -> object:
             events = (event for event in self.events if event.request_id == request_id)
-            return next((event for event in events if isinstance(event, kind)), None)
+            event = next((event for event in events if kind(event) == body), None)
+            if event is None or isinstance(event, Delta):
+                return event
+            return End(event.finished) if body == "finished" else getattr(event, body)
 
         with self._news:
             patience = self.patience if timeout is None else timeout
-            assert self._news.wait_for(lambda: found() is not None, patience), f"no {kind.__name__}"
+            assert self._news.wait_for(lambda: found() is not None, patience), f"no {body}"
             return found()
 
     def tokens(self, request_id: str) -> list[int]:
         events = [event for event in self.events if event.request_id == request_id]
-        return [token for event in events if isinstance(event, NewTokens) for token in event.token_ids]
+        return [token for event in events if isinstance(event, Delta) for token in event.token_ids]
 
     def answer(self, prompts: Sequence[Prompt], max_tokens: int) -> list[list[int]]:
         """All prompts at once; the greedy output of each."""
@@ -201,7 +206,7 @@ class EngineCell:
         for request in requests:
             self.engine.submit(request)
         for request in requests:
-            done = self.wait(request.request_id, RequestFinished)
+            done = self.wait(request.request_id, "finished")
             assert done.error is None, done.error
         return [self.tokens(request.request_id) for request in requests]
 

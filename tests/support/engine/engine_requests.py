@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from support.engine.engine_events import End, kind
 from triptych.base.types import FinishReason, ItemPlan, MMFeature, Placement
 from triptych.ec_connector.base import (
     ECConnectorOutput,
@@ -30,7 +31,7 @@ from triptych.pd_worker.core.kv_cache.kv_cache_manager import BlockCopy, KVCache
 from triptych.pd_worker.core.kv_cache.state_slots import StateSlots
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, ScheduledChunk, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
-from triptych.pd_worker.core.request_events import EngineEvent, RequestFinished
+from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.core.sampling import ResolvedSampling
 from triptych.pd_worker.core.scheduler import Scheduler
 
@@ -297,8 +298,9 @@ class ModellessEngine:
             assert len(outputs) < limit, "no progress"
         return outputs
 
-    def of(self, kind: type[EngineEvent]) -> list[EngineEvent]:
-        return [event for event in self.events if isinstance(event, kind)]
+    def of(self, body: str) -> list[Any]:
+        """The events with such a body."""
+        return [event for event in self.events if kind(event) == body]
 
     def assert_at_rest(self) -> None:
         """Nobody holds anything any more."""
@@ -328,8 +330,8 @@ def shares(output: SchedulerOutput) -> list[tuple[str, int, int]]:
     return [(chunk.state.request.request_id, chunk.start, chunk.count) for chunk in output.chunks]
 
 
-def finished(engine: ModellessEngine) -> dict[str, RequestFinished]:
-    return {event.request_id: event for event in engine.events if isinstance(event, RequestFinished)}
+def finished(engine: ModellessEngine) -> dict[str, End]:
+    return {event.request_id: End(event.finished) for event in engine.of("finished")}
 
 
 def names(events: list[EngineEvent]) -> list[str]:

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 import torch
 
 from support.engine.engine_requests import ModellessEngine, make_feature, make_request
+from triptych.base.delta import Delta
 from triptych.base.types import ItemPlan, MMFeature
 from triptych.ec_connector.base import ECConnectorOutput, ECTransferConfig
 from triptych.ec_connector.connectors.host_buffers import DeviceCopier, HostMemory, PinnedMemory, PinnedPool
 from triptych.ec_connector.connectors.redis import RedisConnectorWorker
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
-from triptych.pd_worker.core.request_events import ItemMissing, RequestAdmitted
 from triptych.store.bulk import Loaded, LoadResult, Missing
 
 #: Elements of a float32 row.
@@ -125,12 +125,14 @@ class TightEngine(ModellessEngine):
         With `one_by_one` only the first of them that is left.
         """
         for event in self.events[self._seen :]:
-            if isinstance(event, RequestAdmitted):
+            if isinstance(event, Delta):
+                continue
+            if event.HasField("admitted"):
                 state = self.scheduler._requests.get((event.proxy_id, event.request_id))
                 features = () if state is None else state.features
                 self._wanted += (feature.plan for feature in features)
-            elif isinstance(event, ItemMissing):
-                self._wanted.append(self.known[event.mm_hash])
+            elif event.HasField("item_missing"):
+                self._wanted.append(self.known[event.item_missing.mm_hash])
         self._seen = len(self.events)
         count = 1 if self.one_by_one else len(self._wanted)
         made, self._wanted = self._wanted[:count], self._wanted[count:]

@@ -185,7 +185,7 @@ def smallest(kind: Any) -> Any:
 
 
 def body_with(body: type, place: Place, size: int) -> dict[str, Any]:
-    """A body with so many entries, or characters, at the place."""
+    """A body with `size` entries, or characters, at the place."""
     last = place.steps[-1][1]
     if place.kind == "list":
         value: Any = [smallest(place.inner)] * size

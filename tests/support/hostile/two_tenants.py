@@ -148,7 +148,7 @@ async def two_tenants(
 ) -> TwoTenants:
     """A proxy before scripted workers, with `options` of `FakeCluster`; it ends with `stack`.
 
-    `one_address`: they come from the same one, as behind a gateway. `further_keys`: of so many others.
+    `one_address`: they come from the same one, as behind a gateway. `further_keys`: of other tenants.
     """
     keys, lines = {}, []
     for name in (A, B):

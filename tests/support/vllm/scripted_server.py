@@ -172,7 +172,7 @@ class ScriptedServer:
             self._runner = None
 
     async def called(self, count: int) -> None:
-        """Waits until so many streamed calls have come."""
+        """Waits until `count` streamed calls have come."""
         async with asyncio.timeout(20):
             while len(self.calls) < count:
                 self._called.clear()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from support.engine.engine_cell import EngineCell, engine_cell
 from support.zoo.checkpoint import model_of
@@ -28,9 +29,11 @@ class Case:
     references: list[Reference]
 
     @classmethod
-    def open(cls, name: str, count: int, served: Served | None = None) -> Case:
-        """By the adapter for all classes, or by the sides that are given."""
-        served, model = served or Served.open(name), model_of(name)
+    def open(
+        cls, name: str, count: int, served: Served | None = None, model: PreTrainedModel | None = None
+    ) -> Case:
+        """By the adapter for all classes, or by these sides; `model` answers for transformers."""
+        served, model = served or Served.open(name), model or model_of(name)
         asked = prompts(served.recipe)
         return cls(served, asked, [generate(served.recipe, model, prompt, count) for prompt in asked])
 

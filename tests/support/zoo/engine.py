@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -21,6 +22,8 @@ from triptych.ec_connector.base import EncoderOutput
 from triptych.models.base import DecoderSide, EncoderSide, PreparedItem
 from triptych.models.generic import DECODER, ENCODER
 from triptych.models.generic.layout import ItemLayout
+from triptych.models.registry import speed_up_decoder, speed_up_encoder
+from triptych.models.weights import prepack
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.frontend.prompt import Prompt as BuiltPrompt
@@ -38,12 +41,24 @@ class Served:
 
     @classmethod
     def open(cls, name: str) -> Served:
+        """Of both sides, as workers load them, with every weight packed, however small it is."""
         path = checkpoint(name)
         options: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
         # Not by the registry, which has families of their own for some classes; without the processor, which
         # some classes have only on torchvision.
         decoder = DECODER.load(path, **options, attn_implementation=ATTENTION_NAME)
-        return cls(RECIPES[name], path, ENCODER.without_processor(path, **options), decoder)
+        return cls.of(name, ENCODER.without_processor(path, **options), decoder)
+
+    @classmethod
+    def of(cls, name: str, encoder: EncoderSide, decoder: DecoderSide) -> Served:
+        """Of sides that were loaded, before anything in them is fused."""
+        with (
+            mock.patch.dict(prepack.MINIMUM, {torch.float32: 1}),
+            mock.patch.object(prepack, "MIN_MANY_ROWS", 1),
+        ):
+            speed_up_decoder(decoder)
+            speed_up_encoder(encoder)
+        return cls(RECIPES[name], checkpoint(name), encoder, decoder)
 
     def request(self, cell: EngineCell, prompt: Prompt, count: int, *, blank: bool = False) -> EngineRequest:
         """A greedy request; with `blank` the rows of its items are zeros."""

@@ -143,6 +143,25 @@ def test_heavy_decodes_of_one_tenant_leave_places_and_threads_to_the_others() ->
     assert sorted(begun) == ["a0", "a1", "b0", "c0", "c1"]
 
 
+def test_of_one_tenants_items_those_that_may_run_first_are_decoded_first() -> None:
+    queue = Queue(threads=1)
+    queue.add("a", 4)
+    items = list(queue.names)
+    for item in (items[3], items[2]):
+        queue.scheduler.permit(item)
+    assert queue.served({"a": 1.0}, 4.0) == ["a3", "a2", "a0", "a1"]
+
+
+def test_heavy_decodes_that_wait_hold_up_no_small_one_of_their_own_tenant() -> None:
+    queue = Queue(threads=2)
+    queue.add("a", 16, heavy=True)
+    queue.add("a", 3)
+    begun = []
+    while (item := queue.scheduler.next_preparation(0.0)) is not None:
+        begun.append(queue.names[item])
+    assert begun == ["a0", "a1", "a16", "a17"]
+
+
 def test_an_item_that_is_removed_keeps_its_place_until_its_thread_has_ended() -> None:
     queue = Queue(threads=1)
     queue.add("a", 3)

@@ -40,6 +40,10 @@ def test_an_error_comes_back_as_the_same_kind_with_all_that_it_says() -> None:
     assert (error.message, error.param, error.retry_after) == ("full", "items", 2.0)
 
 
+def test_an_error_that_quotes_half_a_surrogate_pair_can_be_sent() -> None:
+    assert error_to_proto(InvalidRequest("no \ud83d here")).message == "no ? here"
+
+
 @pytest.mark.parametrize("plan", [PLAN, dataclasses.replace(PLAN, runs=None, grid_thw=(), layout=())])
 def test_a_plan_comes_back_whole(plan: ItemPlan) -> None:
     assert plan_from_proto(plan_to_proto(plan)) == plan

@@ -46,7 +46,6 @@ from triptych.proxy.call.validation import (
 )
 from triptych.proxy.events import Fetched
 from triptych.proxy.pd.wire import submit_message
-from triptych.proxy.requests.instructions import Submit
 from triptych.proxy.requests.request import InFlightRequest
 from triptych.proxy.splitter import SplitRequest, split
 from triptych.proxy.workers import Binding
@@ -155,7 +154,7 @@ def fullest() -> ChatCall:
 def size_of(call: ChatCall, content: SplitRequest) -> int:
     request = InFlightRequest(call, 1, 10.0, binding=Binding("k" * 64, "n" * 64), split=content)
     request.lifecycle.deliver(Fetched({}, 0.0))
-    return submit_message(request, Submit(1, None, frozenset()), "p" * 64, 10.0).ByteSize()
+    return submit_message(request, "p" * 64, 10.0).ByteSize()
 
 
 def test_the_fullest_call_is_within_the_bound() -> None:

@@ -190,8 +190,8 @@ class PDConfig(WorkerConfig):
     schemas: str = flag(
         "closed",
         "JSON schemas of output formats and forced tool calls: closed, objects take no names but those that "
-        "are written, and integers and strings have a bound, unless the schema says otherwise; open, as JSON "
-        "Schema has them, so that a weak model may never end",
+        "are written, and numbers, strings and lists have a bound, unless the schema says otherwise; open, "
+        "as JSON Schema has them, so that a weak model may never end",
         choices=("closed", "open"),
     )
     tensor_parallel: int = flag(
@@ -265,8 +265,8 @@ class PDConfig(WorkerConfig):
     )
     linear_kernel: str = flag(
         "auto",
-        "product of up to 32 rows of bfloat16 on a CPU: triptych, our own kernel; onednn; auto: the faster "
-        "one for each size, measured at the first start on a machine",
+        "product of up to 32 rows of bfloat16 on a CPU, with AMX of all: triptych, our own kernel; onednn; "
+        "auto: the faster one for each size, measured at the first start on a machine",
         choices=("auto", "triptych", "onednn"),
     )
     decode_graphs: str = flag(

@@ -109,7 +109,7 @@ class StepPacer:
         """The engine has nothing to compute until something comes in."""
 
     def plan(self, rows: int) -> None:
-        """The next step has so many rows, of prompts and of decodes."""
+        """Tells the rows of the next step, of prompts and of decodes."""
 
     def choose_threads(self) -> None:
         """Before a layer, in the thread that computes it: how many threads it has."""
@@ -156,7 +156,7 @@ class SharedCores(StepPacer):
         """`core` has the process's threads from a step of one thread that finds no other worker computing
         until one that does: a tower that comes to this core would take half of it.
 
-        `set_threads` gives the calling thread so many; None: the number stays. Steps of less than `many` rows
+        `set_threads` sets the number of the calling thread; None: it stays. Steps of less than `many` rows
         have one.
         """
         self._page = page

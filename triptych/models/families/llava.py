@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from PIL import Image
 from transformers import PreTrainedConfig
 
 from triptych.base.errors import InvalidRequest
@@ -14,7 +13,7 @@ from triptych.models.base import DecoderSide, EncoderSide, Media, PreparedItem
 from triptych.models.generic.encoder import FixedSizeImages
 from triptych.models.generic.layout import ItemLayout
 from triptych.models.generic.override import TEXT, TIED, DecoderOverride, EncoderOverride
-from triptych.models.images import check_known, is_count
+from triptych.models.images import check_known, check_resized, is_count
 from triptych.models.weights.loading import KeyMap
 
 KEYS = KeyMap(
@@ -51,10 +50,6 @@ _OPTIONS = {
 }
 
 
-#: Pixels of an image between resize and crop.
-_MAX_RESIZED = 1 << 26
-
-
 class LlavaEncoder(FixedSizeImages, EncoderOverride):
     """A row is one patch; the class token is dropped where the checkpoint says so."""
 
@@ -62,7 +57,7 @@ class LlavaEncoder(FixedSizeImages, EncoderOverride):
 
     def preprocess(self, media: Media, options: Options) -> PreparedItem:
         check_known(options, {name: kind for name, kind in _OPTIONS.items() if self._knows(name)})
-        self._check_resized(media, options)
+        check_resized(media, options, self.images.get("size"))
         pixels = self.images(media, options)["pixel_values"]
         if pixels.shape[-2:] != (self.side, self.side):
             height, width = pixels.shape[-2:]
@@ -78,22 +73,6 @@ class LlavaEncoder(FixedSizeImages, EncoderOverride):
     def side(self) -> int:
         """Pixels along each side of what the tower takes."""
         return int(self.config.vision_config.image_size)
-
-    def _check_resized(self, image: Image.Image, options: Options) -> None:
-        """The processor resizes before it crops: a narrow image, or a large size, would fill the memory."""
-        size = options.get("size", self.images.get("size"))
-        sides = {"shortest_edge": size} if isinstance(size, int) else dict(size or {})
-        edge = sides.get("shortest_edge")
-        if edge:
-            pixels = edge * edge * max(image.size) / min(image.size)
-        else:
-            pixels = (sides.get("height") or 1) * (sides.get("width") or 1)
-        if pixels > _MAX_RESIZED:
-            raise InvalidRequest(
-                f"image: {image.width}x{image.height} would be resized to {pixels:.0f} pixels, more than "
-                f"{_MAX_RESIZED}: send an image with a smaller aspect ratio, or a smaller size",
-                param="mm_processor_kwargs.size" if "size" in options else "image",
-            )
 
     def _knows(self, option: str) -> bool:
         return option != "do_pad" or self.images.get("do_pad") is not None

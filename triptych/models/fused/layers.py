@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,7 +48,9 @@ class FusedDecoderLayer(nn.Module):
         self.o_proj, self.down_proj, self.act_fn = attention.o_proj, mlp.down_proj, mlp.act_fn
         self.config, self.layer_idx = attention.config, int(attention.layer_idx)
         self._dim, self._scaling = int(attention.head_dim), float(attention.scaling)
-        self._window = getattr(attention, "sliding_window", None)
+        # Mistral's asks its config.
+        window = getattr(self.config, "sliding_window", None)
+        self._window = getattr(attention, "sliding_window", window)
         self._heads, self._kv_heads = sizes[0] // self._dim, sizes[1] // self._dim
         #: Outputs that are rotated, and those that are not.
         self._rotated = [sizes[0] + sizes[1], sizes[2]]
@@ -56,6 +59,10 @@ class FusedDecoderLayer(nn.Module):
         self.register_buffer("qk_weight", None, persistent=False)
         if hasattr(attention, "q_norm"):
             self._take_norms(attention.q_norm, attention.k_norm)
+
+    @property
+    def head_dim(self) -> int:
+        return self._dim
 
     def _take_norms(self, query: nn.Module, key: nn.Module) -> None:
         """One weight [heads + kv_heads, head_dim] of both norms."""
@@ -178,21 +185,31 @@ _SIZES = {
 _ERROR = 1e-4
 
 
-def fuse_layers(layers: nn.ModuleList) -> None:
+def fuse_layers(
+    layers: nn.ModuleList, check: Callable[[Sequence[FusedDecoderLayer]], None] = lambda _: None
+) -> str:
     """Puts a `FusedDecoderLayer` in the place of each layer; of none where one would give other numbers.
 
-    That is tried with small layers of the same classes and config. Projections are merged and norms fused
-    before.
+    That is tried with small layers of the same classes and config, and what `check` raises a ValueError for
+    stays, too. Projections are merged and norms fused before. The reason why they stay, empty if they do not.
     """
     try:
         fused = [FusedDecoderLayer(layer) for layer in layers]
         for layer, ours in zip(layers, fused, strict=True):
             _try(type(layer), ours.config, ours.layer_idx)
+        check(fused)
     except ValueError as error:
         logger.info("the decoder's layers are transformers' own: %s", error)
-        return
+        return str(error)
     for index, ours in enumerate(fused):
         layers[index] = ours
+    return ""
+
+
+def check_layer(layer: nn.Module) -> None:
+    """ValueError where a layer, of any sizes and with or without weights, is not after Llama's pattern."""
+    attention = _part(layer, "self_attn", _ATTENTION)
+    _try(type(layer), attention.config, int(attention.layer_idx))
 
 
 @torch.no_grad()
@@ -272,6 +289,9 @@ def _candidate(norm: nn.Module) -> nn.RMSNorm | None:
         (value for name in _EPSILONS if isinstance(value := getattr(norm, name, None), float)), None
     )
     if isinstance(norm, nn.RMSNorm) or weight is None or epsilon is None:
+        return None
+    # Of itself and the rows: a norm with a gate takes that, too.
+    if len(inspect.signature(type(norm).forward).parameters) != 2:
         return None
     if (
         weight.dim() != 1

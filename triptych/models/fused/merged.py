@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from triptych.models.weights.quantization import Int8Linear
+from triptych.models.weights.readers import read_elsewhere
 
 _Values = frozenset[int]
 _Groups = tuple[tuple[str, ...], ...]
@@ -183,15 +184,17 @@ def merge(module: nn.Module) -> None:
     """Puts a `MergedLinear` and its parts in the place of sibling linear layers, wherever there are some.
 
     Before prepacking, after loading and division among ranks. The old weights are let go one group at a time.
-    A layer, or a weight, that something else holds too stays as it is.
+    A layer, or a weight, that something else holds or reads too stays as it is.
     """
+    read = read_elsewhere(module)
     parts = [part for part in module.modules() if part._modules]
     layers = Counter(id(child) for part in parts for child in part._modules.values())
     weights = Counter(id(weight) for part in module.modules() for weight in part.parameters(recurse=False))
     for parent in parts:
         for names in siblings(type(parent)):
             group = [name for name in names if type(parent._modules.get(name)) in _KINDS]
-            alone = [name for name in group if _is_alone(parent.get_submodule(name), layers, weights)]
+            free = [name for name in group if id(parent.get_submodule(name)) not in read]
+            alone = [name for name in free if _is_alone(parent.get_submodule(name), layers, weights)]
             if len(alone) > 1 and _fit([parent.get_submodule(name) for name in alone]):
                 _replace(parent, alone)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
@@ -16,6 +17,8 @@ from triptych.base.errors import ConfigError, InvalidRequest, reason_of
 from triptych.base.types import ItemPlan, MMFeature
 from triptych.models.base import DecoderSide, MergedEmbeds, PromptInputs
 from triptych.models.checkpoint.config import load_config
+from triptych.models.fused.layers import FusedDecoderLayer, fuse_layers
+from triptych.models.fused.text_model import FusedTextModel, check_text_model
 from triptych.models.generic.capture import CapturedPrompt, PromptCapture, modality_tokens
 from triptych.models.generic.examine import Examined, examine
 from triptych.models.generic.layout import ItemLayout
@@ -35,15 +38,17 @@ from triptych.models.parallel.plan import take_share
 from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.models.recurrent import cache_keyword
 
+logger = logging.getLogger(__name__)
+
 
 class GenericDecoder(DecoderSide):
     """A class's decoder, called as its base calls it, with the inputs that a capture has recorded."""
 
-    #: Classes may read a layer's weight themselves.
-    plain_linears: ClassVar[bool] = False
     #: How prompts are admitted; both sides of a model name the same class.
     capture_class: ClassVar[type[PromptCapture]] = PromptCapture
     module: PreTrainedModel
+    #: What computes in the place of the text model's own forward, where it follows Llama's pattern.
+    _fused: FusedTextModel | None = None
 
     def __init__(
         self, module: PreTrainedModel, examined: Examined, *, device: torch.device, dtype: torch.dtype
@@ -110,12 +115,11 @@ class GenericDecoder(DecoderSide):
         parallel: TensorParallel | None,
     ) -> PreTrainedModel:
         """The class without its encoder, with this side's weights."""
-        if quantize:
-            raise ConfigError(f"MODEL={path} cannot be quantized while loading: leave out --quantization")
         if parallel is None:
-            return load_side(path, keep_decoder, device=device, dtype=dtype)
+            return load_side(path, keep_decoder, device=device, dtype=dtype, quantize=quantize)
         config = cls.read_config(path)
-        return load_rank(path, config, cls.geometry_of(config), parallel, device=device, dtype=dtype)
+        geometry = cls.geometry_of(config)
+        return load_rank(path, config, geometry, parallel, device=device, dtype=dtype, quantize=quantize)
 
     @classmethod
     def without_weights(cls, path: Path, *, dtype: torch.dtype) -> Self:
@@ -132,7 +136,20 @@ class GenericDecoder(DecoderSide):
         return examine(config, capture_class=cls.capture_class).geometry
 
     def fuse(self) -> None:
-        """Nothing: what may be fused depends on the class."""
+        """Merges projections, fuses norms; and layers, where the text model follows Llama's pattern."""
+        super().fuse()
+        decoder, geometry = self._decoder, self.geometry
+        if geometry.states or self.takes_inputs:
+            logger.info("the decoder's layers are transformers' own: they take more than hidden states")
+            return
+        sizes = {"hidden_size": geometry.hidden_size, "position_rows": geometry.position_rows}
+
+        def check(layers: Sequence[FusedDecoderLayer]) -> None:
+            levels = geometry.deepstack_levels
+            check_text_model(decoder, layers, self._own_forward, levels=levels, **sizes)
+
+        if not fuse_layers(getattr(decoder, "layers", nn.ModuleList()), check):
+            self._fused = FusedTextModel(decoder, **sizes)
 
     def placeholder(self, plan: ItemPlan) -> list[int]:
         layout = self.layout_of(plan)
@@ -254,6 +271,19 @@ class GenericDecoder(DecoderSide):
         attention: object,
         **inputs: torch.Tensor,
     ) -> torch.Tensor:
+        merged = in_batch_order(merged, embeds) if merged is not None and merged.index.numel() else None
+        run = self._own_forward if self._fused is None else self._fused
+        return run(embeds, positions, merged, attention, **inputs)
+
+    def _own_forward(
+        self,
+        embeds: torch.Tensor,
+        positions: torch.Tensor,
+        merged: MergedEmbeds | None,
+        attention: object,
+        **inputs: torch.Tensor,
+    ) -> torch.Tensor:
+        """By the class's own text model; `merged` are in the batch's order."""
         states, tokens = getattr(attention, "states", None), len(embeds)
         # Recurrent layers go along the sequence: tokens of several sequences are a batch of one each.
         shape = (1, tokens) if states is None or states.num_sequences == 1 else (tokens, 1)
@@ -261,8 +291,7 @@ class GenericDecoder(DecoderSide):
         given: dict[str, Any] = {name: x.view(*shape, *x.shape[1:]) for name, x in inputs.items()}
         if states is not None:
             given[self._cache] = states
-        if merged is not None and merged.index.numel():
-            merged = in_batch_order(merged, embeds)
+        if merged is not None:
             first, *levels = merged.rows.split(self.geometry.hidden_size, dim=1)
             embeds = embeds.index_copy(0, merged.index, first)
             if levels:

@@ -55,8 +55,6 @@ _FORMS = ((64, 64), (300, 90), (60, 200), (900, 700))
 class GenericEncoder(EncoderSide):
     """A class without its decoder. A row is a feature, and then one column block per deepstack level."""
 
-    #: Classes may read a layer's weight themselves.
-    plain_linears: ClassVar[bool] = False
     capture_class: ClassVar[type[PromptCapture]] = PromptCapture
     _processor: GenericProcessor
     _examined: Examined
@@ -94,8 +92,6 @@ class GenericEncoder(EncoderSide):
     def load(
         cls, path: Path, *, device: torch.device, dtype: torch.dtype, quantize: bool = False
     ) -> GenericEncoder:
-        if quantize:
-            raise ConfigError(f"MODEL={path} cannot be quantized while loading: leave out --quantization")
         config = load_config(path)
         examined = examine(config, capture_class=cls.capture_class)
         # Before the weights: what is wrong with the folder is said at once.
@@ -103,7 +99,7 @@ class GenericEncoder(EncoderSide):
         empty = empty_model(config)
         keep_encoder(empty)
         cls._check_rows(path, cls._of(empty, examined, torch.device("meta"), torch.float32), processor)
-        module = load_side(path, keep_encoder, device=device, dtype=dtype)
+        module = load_side(path, keep_encoder, device=device, dtype=dtype, quantize=quantize)
         side = cls._of(module, examined, device, dtype)
         side._processor = processor
         if cls is not GenericEncoder or side.modality == "audio" or not has_fixed_size(side):
@@ -113,10 +109,13 @@ class GenericEncoder(EncoderSide):
         return fixed
 
     @classmethod
-    def without_processor(cls, path: Path, *, device: torch.device, dtype: torch.dtype) -> Self:
+    def without_processor(
+        cls, path: Path, *, device: torch.device, dtype: torch.dtype, quantize: bool = False
+    ) -> Self:
         """The tower alone, for items that are prepared elsewhere."""
         examined = examine(load_config(path), capture_class=cls.capture_class)
-        return cls._of(load_side(path, keep_encoder, device=device, dtype=dtype), examined, device, dtype)
+        module = load_side(path, keep_encoder, device=device, dtype=dtype, quantize=quantize)
+        return cls._of(module, examined, device, dtype)
 
     @classmethod
     def _of(
@@ -152,9 +151,6 @@ class GenericEncoder(EncoderSide):
 
     def sample(self) -> Media:
         return Silence() if self.modality == "audio" else super().sample()
-
-    def fuse(self) -> None:
-        """Nothing: what may be fused depends on the class."""
 
     def preprocess(self, media: Media, options: Options) -> PreparedItem:
         if self.modality == "audio":

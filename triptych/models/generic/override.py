@@ -15,12 +15,10 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from triptych.base.types import JsonObject
-from triptych.models.base import DecoderSide, EncoderSide, MergedEmbeds
 from triptych.models.checkpoint.config import load_config
 from triptych.models.checkpoint.folder import Checkpoint
-from triptych.models.fused.layers import FusedDecoderLayer, fuse_layers, rotary
 from triptych.models.generic.capture import modality_tokens
-from triptych.models.generic.decoder import GenericDecoder, in_batch_order
+from triptych.models.generic.decoder import GenericDecoder
 from triptych.models.generic.encoder import GenericEncoder
 from triptych.models.generic.examine import Examined, deepstack_levels, examine
 from triptych.models.generic.processor import GenericProcessor
@@ -56,7 +54,6 @@ def empty_side(
 class EncoderOverride(GenericEncoder):
     """A tower with its checkpoint's image processor."""
 
-    plain_linears: ClassVar[bool] = True
     keys: ClassVar[KeyMap]
     images: ImageProcessor
     _path: Path
@@ -95,17 +92,11 @@ class EncoderOverride(GenericEncoder):
         videos = video_settings(path)
         return {**ImageProcessor(path).config, **({"video": videos} if videos else {})}
 
-    def fuse(self) -> None:
-        EncoderSide.fuse(self)
-
 
 class DecoderOverride(GenericDecoder):
     """A text model after Llama's pattern: token embeddings, rotary positions, layers, a norm."""
 
-    plain_linears: ClassVar[bool] = True
     keys: ClassVar[KeyMap]
-    #: Whether the layers are `FusedDecoderLayer`s.
-    _fused = False
 
     @classmethod
     def load_module(
@@ -147,35 +138,3 @@ class DecoderOverride(GenericDecoder):
     def tp_plan(cls, config: PreTrainedConfig) -> Mapping[str, str]:
         """transformers' own plan for the text model's layers."""
         return config.base_model_tp_plan or {}
-
-    def fuse(self) -> None:
-        DecoderSide.fuse(self)
-        layers = self._decoder.layers
-        fuse_layers(layers)
-        self._fused = isinstance(layers[0], FusedDecoderLayer)
-
-    @torch.no_grad()
-    def forward(
-        self,
-        embeds: torch.Tensor,
-        positions: torch.Tensor,
-        merged: MergedEmbeds | None,
-        attention: object,
-        **inputs: torch.Tensor,
-    ) -> torch.Tensor:
-        if not self._fused:
-            return super().forward(embeds, positions, merged, attention, **inputs)
-        levels: tuple[torch.Tensor, ...] = ()
-        if merged is not None and merged.index.numel():
-            merged = in_batch_order(merged, embeds)
-            first, *others = merged.rows.split(self.geometry.hidden_size, dim=1)
-            embeds, levels = embeds.index_copy(0, merged.index, first), tuple(others)
-        model, hidden = self._decoder, embeds
-        rows = positions.unsqueeze(1) if self.geometry.position_rows > 1 else positions
-        cos, sin = rotary(model.rotary_emb(hidden[None], rows))
-        for index, layer in enumerate(model.layers):
-            hidden = layer(hidden, cos, sin, attention)
-            if merged is not None and index < len(levels):
-                hidden = hidden.index_add(0, merged.index, levels[index])
-        normed: torch.Tensor = model.norm(hidden)
-        return normed

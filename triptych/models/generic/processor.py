@@ -26,7 +26,13 @@ from triptych.models.audio import AudioFile, Silence
 from triptych.models.checkpoint.config import load_config
 from triptych.models.checkpoint.folder import check_vocabulary, read_config, read_json
 from triptych.models.generic.options import ProcessorOptions
-from triptych.models.images import SETTINGS_FILES, load_image_processor, on_levels, processor_identity
+from triptych.models.images import (
+    SETTINGS_FILES,
+    check_resized,
+    load_image_processor,
+    on_levels,
+    processor_identity,
+)
 from triptych.models.video.clip import SAMPLING, Clip, check_sampling, sampled_indices
 from triptych.models.video.loading import load_video_processor, video_settings
 
@@ -109,7 +115,9 @@ class GenericProcessor:
             self._check_sound(path)
         else:
             self._sizes = self._check_alone(path)
-            self._options = ProcessorOptions(pictures, self._defaults("images"))
+            defaults = self._defaults("images")
+            self._options = ProcessorOptions(pictures, defaults)
+            self._size = defaults.get("size") or getattr(pictures, "size", None)
         self._videos = getattr(self._processor, "video_processor", None)
         if self._videos is not None:
             self._video_options = ProcessorOptions(self._videos, self._defaults("videos"))
@@ -121,6 +129,7 @@ class GenericProcessor:
     def __call__(self, image: Image.Image, options: Options) -> ProcessedItem:
         """InvalidRequest for a picture or options that the processor or the tower refuses."""
         self._options.check(options)
+        check_resized(image, options, self._size)
         try:
             inputs = self._run(self._token, [image], options)
         except (ValueError, TypeError, ZeroDivisionError, OverflowError, RuntimeError) as error:

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from triptych.base.errors import ConfigError
 from triptych.models.checkpoint.folder import Cut
+from triptych.models.fused.layers import check_layer
 from triptych.models.generic.probe import probe
 from triptych.models.generic.sides import decoder_of, empty_model, head_of, keep_decoder, load_side, path_of
 from triptych.models.geometry import DecoderGeometry
@@ -33,6 +35,7 @@ def load_rank(
     *,
     device: torch.device,
     dtype: torch.dtype,
+    quantize: bool = False,
 ) -> PreTrainedModel:
     """Reads the whole decoder and keeps the share. ConfigError for a class that only one rank can serve."""
     plan = _plan(path, config, geometry, parallel)
@@ -42,6 +45,7 @@ def load_rank(
         keep_decoder,
         device=device,
         dtype=dtype,
+        quantize=quantize,
         divide=lambda model: cuts.update(divide(model, plan, parallel)),
     )
     join(module, plan, parallel, cuts)
@@ -55,7 +59,7 @@ def _plan(
     model = empty_model(config)
     name, decoder = type(model).__name__, decoder_of(model)
     text: Any = decoder.config
-    own: Any = getattr(text, "base_model_tp_plan", None)
+    own: Any = getattr(text, "base_model_tp_plan", None) or _plan_of_layers(decoder)
     if geometry.states or geometry.kv_shapes:
         raise _refusal(path, name, "its layers keep states, or keys and values of different shapes")
     if not own:
@@ -72,6 +76,31 @@ def _plan(
     if any((call.heads, call.shape.heads) != (share.num_heads, share.num_kv_heads) for call in calls):
         raise _refusal(path, name, "transformers' plan does not divide its attention")
     return plan
+
+
+#: transformers' plan for Llama, which Qwen3-VL's text model, whose layers are after its pattern, lacks.
+_LLAMA = {
+    "self_attn.q_proj": "colwise",
+    "self_attn.k_proj": "colwise",
+    "self_attn.v_proj": "colwise",
+    "self_attn.o_proj": "rowwise",
+    "mlp.gate_proj": "colwise",
+    "mlp.up_proj": "colwise",
+    "mlp.down_proj": "rowwise",
+}
+
+
+def _plan_of_layers(decoder: Any) -> dict[str, str]:
+    """The plan of a text model whose layers are after Llama's pattern; empty where one is not."""
+    layers = getattr(decoder, "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        return {}
+    try:
+        for layer in layers:
+            check_layer(layer)
+    except ValueError:
+        return {}
+    return {f"layers.*.{name}": style for name, style in _LLAMA.items()}
 
 
 def _refusal(path: Path, name: str, reason: str) -> ConfigError:

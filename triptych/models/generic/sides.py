@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -19,6 +20,7 @@ from triptych.models.checkpoint.config import load_config, unknown_type
 from triptych.models.checkpoint.folder import read_config, safetensors_files
 from triptych.models.checkpoint.quantized import quantization_of
 from triptych.models.generic.getters import with_getter
+from triptych.models.weights.quantization import Int8Linear, quantize_linears
 
 #: Features that a class's base may ask a getter for, in the order in which they are tried.
 MODALITIES = ("image", "audio", "video")
@@ -160,23 +162,27 @@ def load_side(
     *,
     device: torch.device,
     dtype: torch.dtype,
+    quantize: bool = False,
     divide: Callable[[PreTrainedModel], object] | None = None,
 ) -> PreTrainedModel:
     """One side of the checkpoint, read by transformers, which knows the names of every release.
 
-    The other side is dropped while all of it is still on meta, so that only this side is read. `divide` keeps
-    a rank's share of it, before it is copied. ConfigError for anything missing or misshapen.
+    The other side is dropped while all of it is still on meta, so that only this side is read. With
+    `quantize` its linear layers are held in 8 bits, but for the head; `divide` keeps a rank's share of it,
+    before it is copied. ConfigError for anything missing or misshapen.
     """
     whole = load_config(path)
     cls = class_of(whole)
     safetensors_files(path)
     # Else transformers reads it itself, with a quantization that this side's tensors do not have.
-    given = {"config": whole} if quantization_of(read_config(path)) else {}
+    given: dict[str, Any] = {"config": whole} if quantization_of(read_config(path)) else {}
 
     def init(self: Any, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
         cls.__init__(self, config, *args, **kwargs)
         keep(self)
 
+    # In the checkpoint's dtype tensors stay mapped from its files: what is cut or rounded is not held whole.
+    given["dtype"] = "auto" if quantize or divide is not None else dtype
     # The other side's tensors are meant to be left over: not to be reported.
     names = {"__init__": init, "__module__": cls.__module__, "_keys_to_ignore_on_load_unexpected": ["."]}
     side = type(cls.__name__, (cls,), names)
@@ -184,7 +190,7 @@ def load_side(
     transformers_logging.disable_progress_bar()
     try:
         model, info = side.from_pretrained(  # type: ignore[attr-defined]
-            path, dtype=dtype, output_loading_info=True, local_files_only=True, use_safetensors=True, **given
+            path, output_loading_info=True, local_files_only=True, use_safetensors=True, **given
         )
     except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
         reason = " ".join(f"{type(error).__name__} {error}".split())[:300]
@@ -193,13 +199,49 @@ def load_side(
         if bars:
             transformers_logging.enable_progress_bar()
     _check_loaded(path, model, info)
+    if quantize:
+        _quantize(path, model, is_decoder=keep is keep_decoder)
     if divide is not None:
         divide(model)
-    for parameter in model.parameters() if device.type == "cpu" else ():
-        # Not as it is mapped from the file, in small pages: a decode step would take 5 % longer.
-        parameter.data = parameter.data.clone()
+    _copy(model, device, dtype)
     loaded: PreTrainedModel = model.to(device).eval().requires_grad_(False)
     return loaded
+
+
+def _copy(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> None:
+    """Puts weights on the device, in this dtype, but for those in 8 bits and their scales.
+
+    Not as they are mapped from the file, in small pages: a decode step would take 5 % longer.
+    """
+    in_8_bits = [layer for layer in model.modules() if isinstance(layer, Int8Linear)]
+    kept = {id(parameter) for layer in in_8_bits for parameter in (layer.weight, layer.scale)}
+    for parameter in model.parameters():
+        own = parameter.dtype if id(parameter) in kept or not parameter.is_floating_point() else dtype
+        parameter.data = parameter.data.to(device, own, copy=True)
+    for part in model.modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            if name not in part._non_persistent_buffers_set and buffer.is_floating_point():
+                setattr(part, name, buffer.to(device, dtype))
+
+
+def _quantize(path: Path, model: PreTrainedModel, *, is_decoder: bool) -> None:
+    """ConfigError for a decoder most of whose weights are in no linear layers; a tower may have none."""
+    name, text = type(model).__name__, decoder_of(model) if is_decoder else None
+    parts = [part for part in text.modules() if not isinstance(part, _ConvNd)] if text is not None else []
+    if any(p.dim() == 3 for part in parts for p in part.parameters(recurse=False)):
+        raise ConfigError(
+            f"MODEL={path}: the experts of {name} are not held in 8 bits: leave out --quantization"
+        )
+    # A shell without its decoder cannot say what its head was.
+    if not quantize_linears(model, _heads(model) if is_decoder else ()) and is_decoder:
+        raise ConfigError(f"MODEL={path}: {name} has no linear layers to quantize: leave out --quantization")
+
+
+def _heads(model: PreTrainedModel) -> list[nn.Module]:
+    """What gives logits or scores, of a language model inside, too."""
+    parts = [model.get_output_embeddings()]
+    parts += [part._modules.get(name) for part in model.modules() for name in ("lm_head", "score")]
+    return [part for part in parts if part is not None]
 
 
 def _check_loaded(path: Path, model: PreTrainedModel, info: dict[str, Any]) -> None:

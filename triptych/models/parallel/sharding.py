@@ -14,6 +14,7 @@ from triptych.models.parallel import plan as shares
 from triptych.models.parallel.plan import ShardPlan, Style, check_divides
 from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.models.weights.loading import load_into
+from triptych.models.weights.quantization import Int8Linear
 
 
 class RowParallelLinear(nn.Module):
@@ -94,7 +95,7 @@ def divide(module: nn.Module, plan: ShardPlan, parallel: TensorParallel) -> dict
         layer = module.get_submodule(name)
         if style is Style.EXPERTS:
             _divide_experts(name, layer, plan, parallel)
-        elif isinstance(layer, nn.Linear):
+        elif isinstance(layer, nn.Linear | Int8Linear):
             cuts |= _divide_linear(name, layer, style, plan, parallel)
         elif isinstance(layer, nn.Embedding) and style is Style.HEADS:
             cuts |= _divide_table(name, layer, plan, parallel)
@@ -124,8 +125,9 @@ def join(module: nn.Module, plan: ShardPlan, parallel: TensorParallel, cuts: Map
 
 
 def _divide_linear(
-    name: str, layer: nn.Linear, style: Style, plan: ShardPlan, parallel: TensorParallel
+    name: str, layer: nn.Linear | Int8Linear, style: Style, plan: ShardPlan, parallel: TensorParallel
 ) -> dict[str, Cut]:
+    """A weight in 8 bits keeps its scales, which count all of its inputs."""
     dim = 1 if style in _ROWS else 0
     whole = layer.weight.shape[dim]
     first, last = _part(whole, style, plan, parallel)
@@ -133,9 +135,12 @@ def _divide_linear(
     layer.weight = nn.Parameter(weight.of(layer.weight), requires_grad=False)
     layer.out_features, layer.in_features = layer.weight.shape
     cuts = {f"{name}.weight": weight}
+    outputs = Cut(0, first, last, whole)
     if layer.bias is not None and dim == 0:
-        cuts[f"{name}.bias"] = bias = Cut(0, first, last, whole)
-        layer.bias = nn.Parameter(bias.of(layer.bias), requires_grad=False)
+        cuts[f"{name}.bias"] = outputs
+        layer.bias = nn.Parameter(outputs.of(layer.bias), requires_grad=False)
+    if isinstance(layer, Int8Linear) and dim == 0:
+        layer.scale = nn.Parameter(outputs.of(layer.scale), requires_grad=False)
     return cuts
 
 

@@ -6,11 +6,17 @@ rows of a decode step that is a third of the time and more (`benchmarks/results/
 
 from __future__ import annotations
 
+import ast
 import ctypes
+import functools
+import inspect
+import re
+import textwrap
 from collections import Counter
 from collections.abc import Collection
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,8 +25,17 @@ from transformers.activations import GELUActivation, GELUTanh
 
 from triptych.base.machine.pages import use_huge_pages
 from triptych.base.progress import each
-from triptych.kernels.cpu_linear import BLOCKS, PLAIN, PLAIN_OUTS, gate, multiply, normalise
+from triptych.kernels.cpu_linear import (
+    BLOCKS,
+    PLAIN,
+    PLAIN_OUTS,
+    gate,
+    instructions_here,
+    multiply,
+    normalise,
+)
 from triptych.kernels.library import kernel_library
+from triptych.models.weights.readers import read_elsewhere
 
 #: Those of torch's compiler for CPUs: the only ones that take a dense input and a blocked weight.
 _OPERATORS = ("_reorder_linear_weight", "_linear_pointwise")
@@ -33,14 +48,18 @@ MIN_MANY_ROWS = 1 << 16
 
 
 #: Rows that are measured, see `product_choice`; a number between two of them is served as the larger.
-ROWS = (1, 2, 4, 8, 16, 32)
+FEW_ROWS = (1, 2, 4, 8, 16, 32)
+#: Where our kernel has tiles, those of prompts too; more than the last are served as the last.
+ROWS = (*FEW_ROWS, 64, 256)
+#: What the kernels call the instruction set with tiles, and inputs of a tile.
+_TILES, _TILE_INPUTS = 4, 32
 
 
 class PrepackedLinear(nn.Module):
     """A linear layer in place of an `nn.Linear`, with `weight` in oneDNN's layout; its `to_dense()` is W.
 
-    Few rows are multiplied by our own kernel, where that knows the layout, which it does of bfloat16: all of
-    ROWS, until `choose` says which.
+    Our own kernel multiplies few rows, where it knows the layout, which it does of bfloat16, and many rows
+    where it has tiles for them: all of `known`, until `choose` says which.
     """
 
     def __init__(self, original: nn.Linear) -> None:
@@ -67,9 +86,15 @@ class PrepackedLinear(nn.Module):
     def _block(self, plain: torch.Tensor) -> int:
         return known_block(plain, self.weight.detach())
 
+    @property
+    def known(self) -> tuple[int, ...]:
+        """Those of ROWS that our kernel multiplies at all."""
+        tiles = instructions_here() >= _TILES and self.in_features % _TILE_INPUTS == 0
+        return (ROWS if tiles else FEW_ROWS) if self.block else ()
+
     def choose(self, rows: Collection[int]) -> None:
-        """From now on our kernel multiplies these of ROWS, if it reads the weight, and oneDNN all others."""
-        self.chosen = tuple(count for count in ROWS if count in rows and self.block)
+        """From now on our kernel multiplies these of ROWS, if it is known to, and oneDNN all others."""
+        self.chosen = tuple(count for count in self.known if count in rows)
         steps = pairwise((0, *ROWS))
         self._by_kernel = [False] + [high in self.chosen for low, high in steps for _ in range(high - low)]
 
@@ -113,7 +138,7 @@ class PrepackedLinear(nn.Module):
         return out if residual is None else out.add_(residual)
 
     def _kernel_takes(self, x: torch.Tensor) -> bool:
-        return len(x) < len(self._by_kernel) and self._by_kernel[len(x)]
+        return self._by_kernel[min(len(x), ROWS[-1])]
 
     def _multiply(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
@@ -144,6 +169,10 @@ class TiedLinear(PrepackedLinear):
 
     def _block(self, plain: torch.Tensor) -> int:
         return PLAIN
+
+    @property
+    def known(self) -> tuple[int, ...]:
+        return FEW_ROWS
 
     def _multiply(self, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(x, self.weight, self.bias)
@@ -191,8 +220,9 @@ def prepack(module: nn.Module, *, many_rows: bool = False) -> None:
     `many_rows`: as an encoder has them, not a decode step.
 
     A weight that is something else too, as a head that is the token embedding, stays as it lies: a second
-    copy would cost its memory. A `TiedLinear` takes it where it can.
+    copy would cost its memory. A `TiedLinear` takes it where it can. One that other code reads stays.
     """
+    read = read_elsewhere(module)
     holders = Counter(
         id(parameter) for part in module.modules() for parameter in part.parameters(recurse=False)
     )
@@ -203,6 +233,7 @@ def prepack(module: nn.Module, *, many_rows: bool = False) -> None:
         for parent in module.modules()
         for name, child in parent._modules.items()
         if type(child) is nn.Linear
+        and id(child) not in read
         and (holders[id(child.weight)] == 1 or (not many_rows and TiedLinear.takes(child)))
         and can_prepack(child.weight.device, child.weight.dtype)
         and child.weight.numel() >= _minimum(child.weight, many_rows)
@@ -233,15 +264,33 @@ def fuse_gelu(module: nn.Module) -> None:
     """Makes GELU a part of each prepacked layer that it follows: one oneDNN operator for both.
 
     On chips with AMX a GELU of its own, over four times the width, takes half as long as the product.
-    Other activations stay as they are.
+    Other activations stay as they are, and those of modules that do anything else with the outputs.
     """
     for part in list(module.modules()):
         for linear, activation in _PAIRS:
             layer = getattr(part, linear, None)
             approximate = _approximate(getattr(part, activation, None))
-            if isinstance(layer, PrepackedLinear) and approximate is not None:
+            if not isinstance(layer, PrepackedLinear) or approximate is None:
+                continue
+            kind: Any = type(part)
+            if _follows(kind, linear, activation):
                 layer.fuse_gelu(approximate)
                 setattr(part, activation, nn.Identity())
+
+
+@functools.cache
+def _follows(kind: Any, linear: str, activation: str) -> bool:
+    """Whether `forward`, by its source, gives all that the layer puts out to the activation alone."""
+    try:
+        source = ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(kind.forward))))
+    except (OSError, TypeError, SyntaxError):
+        return False
+    once = all(
+        source.count(f"self.{name}(") == 1 == source.count(f"self.{name}") for name in (linear, activation)
+    )
+    nested = rf"self\.{activation}\(self\.{linear}\("
+    in_turn = rf"(\w+) = self\.{linear}\(.*\)\n\s*\1 = self\.{activation}\(\1\)\n"
+    return once and re.search(f"{nested}|{in_turn}", source) is not None
 
 
 def _approximate(activation: object) -> str | None:

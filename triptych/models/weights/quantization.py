@@ -9,11 +9,14 @@ depend on the rows beside it. Token embeddings, the head, convolutions and norms
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import nn
 from torch.nn import functional
 
 from triptych.base.errors import ConfigError
+from triptych.models.weights.readers import read_elsewhere
 
 #: Those of torch's compiler for CPUs: the only ones that take a row's whole numbers as they are.
 _OPERATORS = ("qlinear_prepack", "qlinear_pointwise")
@@ -215,3 +218,26 @@ def replace_linears(module: nn.Module) -> set[str]:
             setattr(parent, name, made.setdefault(id(child), Int8Linear(child)))
             names.add(f"{path}.{name}.weight".lstrip("."))
     return names
+
+
+def quantize_linears(module: nn.Module, kept: Collection[nn.Module]) -> int:
+    """Puts an `Int8Linear` in the place of every loaded linear layer but those of `kept`, and their number.
+
+    A layer whose weight other code reads, if only its dtype, stays as it is.
+    """
+    read = read_elsewhere(module, dtypes=True) | {id(layer) for layer in kept}
+    made: dict[int, Int8Linear] = {}
+    # Names, not layers: what holds a layer that was replaced keeps its weight in memory.
+    for parent in [part for part in module.modules() if part._modules]:
+        for name in list(parent._modules):
+            child = parent._modules[name]
+            if type(child) is not nn.Linear or id(child) in read:
+                continue
+            # A layer that two modules hold stays one.
+            if id(child) not in made:
+                made[id(child)] = layer = Int8Linear(child)
+                weight, scale = quantize(child.weight.detach())
+                layer.weight = nn.Parameter(weight, requires_grad=False)
+                layer.scale = nn.Parameter(scale, requires_grad=False)
+            setattr(parent, name, made[id(child)])
+    return len(made)

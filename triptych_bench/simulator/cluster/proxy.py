@@ -14,11 +14,12 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
+from triptych.base.delta import Delta
 from triptych.base.errors import RequestError
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.request import TextPart
 from triptych.base.types import SamplingParams
-from triptych.proxy.call.chat import ChatCall, ChatMessage, Delta, Done, Timings
+from triptych.proxy.call.chat import ChatCall, ChatMessage, Done, Timings
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.media.source import AudioPart, ImagePart, VideoPart
 from triptych.proxy.media.spool import MediaHold

@@ -6,15 +6,13 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from triptych.base.errors import InternalError, Overloaded, RequestError
-from triptych.base.types import EmbeddingSource, FinishReason
-from triptych.pd_worker.core import request_events as pd
-from triptych.pd_worker.core.request_events import EngineEvent, NewTokens
+from triptych.base.delta import Delta
+from triptych.base.errors import Overloaded, RequestError
+from triptych.base.types import EmbeddingSource
+from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.protos import encoder_pb2, pd_pb2
 from triptych.protos.convert import error_to_proto
 from triptych.protos.encoder_pb2 import EncodeEvent
-from triptych.proxy import events as proxy
-from triptych.proxy.call.chat import Started
 from triptych.proxy.media.source import ItemMedia
 from triptych.proxy.ports import LinkOwner, PDLoadReport, RequestEvents
 from triptych_bench.simulator.cluster.context import SimulationContext
@@ -187,9 +185,10 @@ class SimulatedLink:
         """Sent by the worker: the events of one step. Clients have its tokens once all are passed on."""
         later = self._rpc + self._token_seconds * tokens
         self._counters.tokens += tokens
-        moment, clients, left = self._loop.now + later, self._clients, []
+        moment, clients = self._loop.now + later, self._clients
+        left: list[EngineEvent] = []
         for event in events:
-            if type(event) is not NewTokens:
+            if not isinstance(event, Delta):
                 left.append(event)
             elif client := clients.get(event.request_id):
                 if not client.moments:
@@ -204,29 +203,10 @@ class SimulatedLink:
         """
         for event in events:
             if client := self._clients.get(event.request_id):
-                if type(event) is NewTokens:
+                if isinstance(event, Delta):
                     self._events.tokens(event.request_id, event.attempt, 0, client.token_ids[:1], "")
-                elif type(event) is pd.RequestFinished and client.moments[1:]:
+                    continue
+                if event.HasField("finished") and client.moments[1:]:
                     self._events.tokens(event.request_id, event.attempt, 1, client.token_ids[1:], "")
-                if (read := _worker_event(event)) is not None:
-                    self._events.deliver(event.request_id, read)
+                self._events.deliver(event.request_id, event)
         self._owner.stepped()
-
-
-def _worker_event(event: EngineEvent) -> proxy.WorkerEvent | None:
-    """The event as the proxy gets it; None of what it does not hear of."""
-    attempt = event.attempt
-    match event:
-        case pd.RequestFinished(reason=FinishReason.ERROR | FinishReason.ABORT):
-            error = event.error or InternalError("the PD worker aborted the request")
-            return proxy.Refused(attempt, error)
-        case pd.RequestFinished():
-            return proxy.Finished(attempt, event.reason, event.usage, event.timings)
-        case pd.RequestAdmitted():
-            placements = [(place.offset, place.length) for place in event.placements]
-            return proxy.Admitted(attempt, Started(tuple(event.prompt_token_ids)), placements)
-        case pd.ItemLoaded():
-            return proxy.LoadReported(attempt, event.mm_hash)
-        case pd.ItemMissing():
-            return proxy.MissReported(attempt, event.mm_hash, event.damaged_digest)
-    return None

@@ -102,6 +102,10 @@ def test_connections_above_their_number_are_closed(pair, monkeypatch):
     item = entry(make_plan("one too many", rows=7))
     source = pair.offer(item)
     monkeypatch.setattr(output_server, "MAX_CONNECTIONS", -1)
+    with socket.socket(socket.AF_UNIX) as reader:
+        reader.settimeout(20)
+        reader.connect(f"\0{source.socket}")
+        assert reader.recv(1) == b"", "closed, and not left open without an answer"
     assert "shm" not in pair.fetch(item.plan, source).paths.values()
 
 

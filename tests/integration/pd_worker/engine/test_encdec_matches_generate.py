@@ -19,8 +19,8 @@ from support.encdec.oracle import Inputs, audio_inputs
 from support.encdec.oracle import greedy as oracle
 from support.engine.engine_cell import EngineCell, engine_cell
 from support.matrix import matrix
+from triptych.base.delta import Delta
 from triptych.models.registry import generation_defaults
-from triptych.pd_worker.core.request_events import NewTokens, RequestFinished
 
 TOKENS = 32
 LENGTHS = (5, 23, 16, 1, 40, 9, 33, 12)
@@ -208,12 +208,12 @@ def test_the_table_stays_as_it_was_written_while_others_come_and_go(bart: EncDec
     with engine_cell(bart, max_model_len=128, prefix_caching=False) as cell:
         first = bart.request(cell, text_of(bart, 23), prompt, 90)
         cell.engine.submit(first)
-        cell.wait(first.request_id, NewTokens)
+        cell.wait(first.request_id, "tokens")
         manager = cell.engine.scheduler.items.cross
         blocks = list(manager.table("proxy/" + first.request_id + "/1"))
         before = [keys[blocks].clone() for keys in cell.engine.runner.kv_cache.keys]
         cell.finish([bart.request(cell, text_of(bart, n), prompt, 20) for n in (5, 16, 9)])
-        cell.wait(first.request_id, RequestFinished)
+        cell.wait(first.request_id, "finished")
         after = [keys[blocks] for keys in cell.engine.runner.kv_cache.keys]
         assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
@@ -229,7 +229,7 @@ def test_what_stands_beside_a_request_changes_nothing_of_its_logits(bart: EncDec
             crowd = [bart.request(cell, text_of(bart, n, seed=1), prompt, 20) for n in others]
             cell.finish([*crowd[:1], request, *crowd[1:]])
             events = [e for e in cell.events if e.request_id == request.request_id]
-            raw = [p for e in events if isinstance(e, NewTokens) for p in e.logprobs]
+            raw = [p for e in events if isinstance(e, Delta) for p in e.logprobs]
             seen.append([pair for position in raw for pair in position.top])
     for other in seen[1:]:
         assert [token for token, _ in other] == [token for token, _ in seen[0]]

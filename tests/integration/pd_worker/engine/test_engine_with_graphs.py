@@ -18,10 +18,10 @@ from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_ce
 from support.engine.prompts import DOG, MIXED, ONE, TEXT
 from support.graphs import RecordingBackend
 from support.matrix import matrix
+from triptych.base.delta import Delta
 from triptych.base.errors import ConfigError, InternalError
 from triptych.ec_connector.base import EncoderOutput
 from triptych.pd_worker.core.outputs import RawLogprobs
-from triptych.pd_worker.core.request_events import NewTokens, RequestFinished
 from triptych.pd_worker.runner import graph_start
 
 GRAPHS = {"decode_graphs": "static", "max_num_seqs": 4, "block_size": 8}
@@ -73,7 +73,7 @@ def test_a_request_that_is_no_number_ends_and_those_beside_it_are_exact(checkpoi
         cell.store[feature.mm_hash] = EncoderOutput(feature.plan, rows)
         cell.engine.submit(request)
         assert cell.answer(others, 8) == expected
-        assert isinstance(cell.wait(request.request_id, RequestFinished).error, InternalError)
+        assert cell.wait(request.request_id, "finished").error.code == InternalError.code
         cell.assert_at_rest()
         cache = cell.engine.runner.kv_cache
         assert all(tensor.isfinite().all() for tensor in (*cache.keys, *cache.values))
@@ -110,7 +110,7 @@ def distributions(cell: EngineCell, prompts: Sequence[Prompt], max_tokens: int) 
     cell.finish(requests)
     found: dict[str, list[RawLogprobs]] = {request.request_id: [] for request in requests}
     for event in cell.events:
-        if isinstance(event, NewTokens):
+        if isinstance(event, Delta):
             found[event.request_id].extend(event.logprobs)
     return list(found.values())
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
+from support.engine.engine_events import kind
 from support.engine.failing_copies import fail_each_in_turn, fail_swaps_of_cross_tables, swapping_cell
 from support.engine.prompts import SIX
 from support.matrix import matrix
@@ -20,7 +21,7 @@ from triptych.ec_connector.connectors import host_buffers as host_memory
 from triptych.ec_connector.connectors.host_buffers import DeviceCopier
 from triptych.ec_connector.connectors.memory import MemoryConnectorWorker
 from triptych.ec_connector.connectors.redis import RedisConnectorWorker
-from triptych.pd_worker.core.request_events import EngineEvent, ItemMissing
+from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.runner import model_runner
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -138,8 +139,8 @@ def cell_of(checkpoint: Checkpoint, connector: str, store_url: str) -> Iterator[
         def answer_losses(events: list[EngineEvent]) -> None:
             take(events)
             for event in events:
-                if isinstance(event, ItemMissing):
-                    cell.engine.items_ready([event.mm_hash])
+                if kind(event) == "item_missing":
+                    cell.engine.items_ready([event.item_missing.mm_hash])
 
         cell.take = answer_losses  # type: ignore[method-assign]
         yield cell
@@ -161,7 +162,7 @@ async def test_every_transfer_in_turn_may_fail(checkpoint, store, store_url, con
             inject(patch, fault)
             assert cell.answer(PROMPTS, TOKENS) == expected
             cell.assert_at_rest()
-            lost += sum(isinstance(event, ItemMissing) for event in cell.events)
+            lost += sum(kind(event) == "item_missing" for event in cell.events)
             worker: Any = cell.engine.runner.get_ec_transfer()
             await until(lambda worker=worker: getattr(worker, "host_bytes", 0) == 0, "host memory")  # type: ignore[misc]
         if fault.calls <= n + 1:

@@ -17,7 +17,6 @@ from support.zoo.engine import Served
 from support.zoo.models import RECIPES, Prompt, generate, make_prompt
 from triptych.base.config import MIB
 from triptych.pd_worker.core.request import EngineRequest
-from triptych.pd_worker.core.request_events import RequestFinished
 
 TOKENS = 24
 EARLY, LOST = "triptych_pd_overlap_tokens_total", "triptych_pd_overlap_lost_tokens_total"
@@ -108,7 +107,7 @@ def test_a_prompt_prefilled_before_its_second_picture_comes_is_exact(served: Ser
         assert cell.metric("triptych_pd_state_slots_used") == 0, "a request that waits has no slot"
         cell.store[second.mm_hash] = output
         cell.engine.items_ready([second.mm_hash])
-        cell.wait(request.request_id, RequestFinished)
+        cell.wait(request.request_id, "finished")
         reference = expected(served.recipe.name, 1, TOKENS)
         assert cell.tokens(request.request_id)[: len(reference)] == reference
         assert cell.metric(LOST) == 0

@@ -12,7 +12,6 @@ from support.engine.engine_cell import EngineCell, Prompt, engine_cell, referenc
 from triptych.base.config import MIB
 from triptych.base.errors import InternalError
 from triptych.ec_connector.base import EncoderOutput
-from triptych.pd_worker.core.request_events import RequestFinished
 
 SPOILED = Prompt("What is this?", ((1, 96, 64),))
 OTHERS = [
@@ -43,7 +42,7 @@ def test_others_beside_it_and_after_it_in_its_blocks_are_exact(checkpoint, value
         for _ in range(3):
             name = spoil(cell, value)
             assert cell.answer(OTHERS, 8) == expected
-            error = cell.wait(name, RequestFinished).error
+            error = cell.wait(name, "finished").error
             assert isinstance(error, InternalError) and "NaN or infinity" in str(error)
         cell.assert_at_rest()
         cache = cell.engine.runner.kv_cache
@@ -77,7 +76,7 @@ def test_logits_that_leave_no_token_end_their_own_request_alone(checkpoint, bad,
             cell.engine.submit(request)
         errors = []
         for prompt, request in requests.items():
-            error = cell.wait(request.request_id, RequestFinished).error
+            error = cell.wait(request.request_id, "finished").error
             if error is None:
                 assert cell.tokens(request.request_id) == expected[prompt]
             else:
@@ -99,7 +98,7 @@ def test_a_projection_that_fails_ends_the_requests_on_its_item_alone(bad: float)
         cell.store[victim.mm_hash] = EncoderOutput(victim.plan, torch.full_like(entry.data, bad))
         for request in requests:
             cell.engine.submit(request)
-        errors = [cell.wait(request.request_id, RequestFinished).error for request in requests]
+        errors = [cell.wait(request.request_id, "finished").error for request in requests]
         assert isinstance(errors[1], InternalError) and "NaN or infinity" in str(errors[1])
         assert [errors[0], errors[2]] == [None, None]
         for index in (0, 2):

@@ -10,7 +10,6 @@ from support.data.oracle import assert_exact
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
 from support.engine.prompts import CAT, DOG, ONE, TEXT, TWICE
 from triptych.pd_worker.core.request import EngineRequest
-from triptych.pd_worker.core.request_events import NewTokens, RequestAdmitted, RequestFinished
 
 #: Long enough that A's answers have not ended when B asks.
 LENGTH = 64
@@ -32,7 +31,7 @@ def asked(cell: EngineCell, tenant: str, prompts: Sequence[Prompt]) -> list[Engi
 
 def assert_answers(cell: EngineCell, prompts: Sequence[Prompt], requests: Sequence[EngineRequest]) -> None:
     for request in requests:
-        done = cell.wait(request.request_id, RequestFinished)
+        done = cell.wait(request.request_id, "finished")
         assert done.error is None, done.error
     results = [reference(cell.checkpoint.path, prompt, LENGTH) for prompt in prompts]
     assert_exact(results, [cell.tokens(request.request_id) for request in requests], min_distinct=15)
@@ -49,7 +48,7 @@ def test_pictures_that_give_their_places_to_another_tenant_and_come_back_are_exa
     with engine_cell(checkpoint, max_num_seqs=2, **flags) as cell:
         flood = asked(cell, "a", theirs)
         for request in flood[:2]:
-            cell.wait(request.request_id, NewTokens)
+            cell.wait(request.request_id, "tokens")
         asks = asked(cell, "b", ours)
         assert_answers(cell, [*theirs, *ours], [*flood, *asks])
         assert cell.metric("triptych_pd_tenant_preemptions_total") > 0
@@ -69,9 +68,9 @@ def test_pictures_that_give_their_room_to_another_tenant_and_come_back_are_exact
     with engine_cell(checkpoint, max_num_seqs=2, encoder_cache_memory=room) as cell:
         flood = asked(cell, "a", [TEXT, TEXT])
         for request in flood:
-            cell.wait(request.request_id, NewTokens)
+            cell.wait(request.request_id, "tokens")
         flood += asked(cell, "a", waiting)
-        cell.wait(flood[-1].request_id, RequestAdmitted)
+        cell.wait(flood[-1].request_id, "admitted")
         asks = asked(cell, "b", ours)
         assert_answers(cell, [TEXT, TEXT, *waiting, *ours], [*flood, *asks])
         assert cell.metric("triptych_pd_room_given_up_total") > 0

@@ -17,12 +17,12 @@ from support.data.oracle import assert_exact
 from support.encdec.batches import varied
 from support.encdec.cell import EncDecCheckpoint
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, reference
+from support.engine.engine_events import kind
 from support.pd_ranks.rank_pair import rank_pair, save
 from triptych.ec_connector.base import EncoderOutput
 from triptych.models.base import DecoderSide
 from triptych.models.registry import load_encoder
 from triptych.pd_worker.core.request import EngineRequest
-from triptych.pd_worker.core.request_events import NewTokens, RequestFinished
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -102,10 +102,10 @@ async def test_a_rank_killed_in_mid_stream_ends_the_engine_and_answers_nothing(s
         ranks.beats[0].on_death(lost.set)
         request = request_of(cell, PROMPTS[1], tokens=400)
         cell.engine.submit(request)
-        await asyncio.to_thread(cell.wait, request.request_id, NewTokens)
+        await asyncio.to_thread(cell.wait, request.request_id, "tokens")
         (pid,) = ranks.pids
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         assert await asyncio.to_thread(dead.wait, 240), "rank 0 waits in a collective for ever"
         assert await asyncio.to_thread(lost.wait, 240), "nobody sees that rank 1 has ended"
-        assert not [event for event in cell.events if isinstance(event, RequestFinished)]
+        assert not [event.finished for event in cell.events if kind(event) == "finished"]

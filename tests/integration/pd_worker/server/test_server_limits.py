@@ -16,15 +16,14 @@ from support.waiting import until
 from triptych.base.errors import InvalidRequest
 from triptych.base.hashing import tenant_digest
 from triptych.base.rpc.channels import make_channel, make_server
-from triptych.base.types import FinishReason, PDTimings, Usage
 from triptych.pd_worker import server as pd_server
 from triptych.pd_worker.core.request import EngineRequest
-from triptych.pd_worker.core.request_events import RequestFinished
 from triptych.pd_worker.events.streams import EventStreams
 from triptych.pd_worker.server import PDServicer
 from triptych.pd_worker.turn_pool import TurnPool
 from triptych.protos import pd_pb2, pd_pb2_grpc
 from triptych.protos.error_replies import ErrorReplies
+from triptych.protos.pd_pb2 import Finished, RequestEvent
 
 QUEUED, REFUSED = pd_pb2.SubmitReply.STATUS_QUEUED, pd_pb2.SubmitReply.STATUS_REFUSED
 
@@ -88,9 +87,9 @@ class InputProcessor:
 
 
 def _finished(request):
-    usage, timings = Usage(3, 1, 0), PDTimings()
     names = {"request_id": request.request_id, "attempt": request.attempt, "proxy_id": request.proxy_id}
-    return RequestFinished(reason=FinishReason.STOP, usage=usage, timings=timings, **names)
+    end = Finished(reason="stop", prompt_tokens=3, completion_tokens=1)
+    return RequestEvent(finished=end, **names)
 
 
 @dataclass

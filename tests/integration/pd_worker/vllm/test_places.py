@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -69,6 +70,10 @@ async def test_a_server_that_comes_back_with_other_places_is_filled_up_to_these(
         await served.client.attach()
         await served.until_up(True)
         assert await fill(served, server, 4, first=10) == 4
+        first = served.worker.info("127.0.0.1:1", 2)
+        now = served.worker.renewed(first)
+        assert (first.capacity["max_num_seqs"], now.capacity["max_num_seqs"]) == (2, 4)
+        assert now == replace(first, capacity={**first.capacity, "max_num_seqs": 4})
         served.worker.engine.cancel([f"r{index}" for index in range(10, 16)], served.client.proxy_id)
         await served.settled()
 

@@ -16,12 +16,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from support.waiting import until
+from triptych.base.delta import Delta
 from triptych.base.rpc import channels as rpc
 from triptych.base.rpc.channels import make_channel, make_server
-from triptych.base.types import FinishReason, PDTimings, Usage
 from triptych.pd_worker import server
 from triptych.pd_worker.core.outputs import RawLogprobs
-from triptych.pd_worker.core.request_events import NewTokens, RequestAdmitted, RequestFinished
 from triptych.pd_worker.events.request_log import TokenTexts
 from triptych.pd_worker.events.streams import MESSAGE_BYTES, EventStreams
 from triptych.pd_worker.frontend.wire import MAX_KEYS, MAX_REQUESTS
@@ -29,7 +28,8 @@ from triptych.pd_worker.server import PDServicer
 from triptych.pd_worker.turn_pool import TurnPool
 from triptych.protos import pd_pb2, pd_pb2_grpc
 from triptych.protos.error_replies import ErrorReplies
-from triptych.proxy.events import Lost
+from triptych.protos.pd_pb2 import Admitted, Finished, RequestEvent
+from triptych.proxy.events import WorkerEvent
 from triptych.proxy.pd import link as pd_client
 from triptych.proxy.pd import wire
 from triptych.proxy.pd.link import PDLink
@@ -69,7 +69,7 @@ class Heard:
     streams: int = 0
     ends: list[ProcessEnd] = field(default_factory=list)
 
-    def deliver(self, request_id: str, event: Lost) -> None:
+    def deliver(self, request_id: str, event: WorkerEvent) -> None:
         self.losses.append(request_id)
 
     def tokens(self, request_id: str, attempt: int, position: int, ids: list[int], text: str) -> None:
@@ -147,8 +147,9 @@ def names(name: str) -> dict[str, Any]:
     return {"proxy_id": PROXY, "request_id": name, "attempt": 1}
 
 
-def finished(name: str) -> RequestFinished:
-    return RequestFinished(reason=FinishReason.STOP, usage=Usage(1, 1, 0), timings=PDTimings(), **names(name))
+def finished(name: str) -> RequestEvent:
+    end = Finished(reason="stop", prompt_tokens=1, completion_tokens=1)
+    return RequestEvent(finished=end, **names(name))
 
 
 async def test_more_requests_than_one_call_names_are_all_taken_up_again(both: Pair) -> None:
@@ -180,7 +181,7 @@ async def test_what_is_sent_again_after_a_break_may_exceed_a_message(both: Pair)
     requests = [f"{number:032x}" for number in range(MESSAGE_LIMIT // (3 * len(prompt)) + 2)]
     for name in requests:
         both.open(name)
-        both.streams.deliver([RequestAdmitted(prompt_token_ids=prompt, placements=(), **names(name))])
+        both.streams.deliver([RequestEvent(admitted=Admitted(prompt_token_ids=prompt), **names(name))])
         await until(lambda name=name: both.heard.ids("admitted")[-1:] == [name], "the admission")
     both.heard.events.clear()
     both.break_stream()
@@ -198,7 +199,7 @@ async def test_much_output_comes_in_pieces_and_its_end_last() -> None:
         count = MESSAGE_LIMIT // 700
         logprobs = (RawLogprobs(chosen=(1, -0.5), top=top),)
         events: list[Any] = [
-            NewTokens(position=at, token_ids=(1,), text="t", logprobs=logprobs, **names("long"))
+            Delta(position=at, token_ids=(1,), text="t", logprobs=logprobs, **names("long"))
             for at in range(count)
         ]
         both.streams.deliver([*events, finished("long")])
@@ -219,7 +220,7 @@ async def test_the_losses_of_a_worker_that_leaves_come_after_all_pieces(both: Pa
     for name in ("r1", "r2"):
         both.open(name)
         both.streams.deliver(
-            NewTokens(position=at, token_ids=(1,), text="t", **names(name)) for at in range(count)
+            Delta(position=at, token_ids=(1,), text="t", **names(name)) for at in range(count)
         )
     both.streams.shut_down()
     await until(lambda: len(both.heard.ids("lost")) == 2, "both losses")

@@ -16,6 +16,7 @@ from triptych.models.registry import load_decoder, load_encoder
 from triptych.models.weights import prepack as module
 from triptych.models.weights.loading import parameter_bytes
 from triptych.models.weights.prepack import (
+    FEW_ROWS,
     ROWS,
     PrepackedLinear,
     TiedLinear,
@@ -101,7 +102,7 @@ def test_a_tied_head_gives_the_product_by_our_kernel_and_the_embedding_its_rows(
         torch.testing.assert_close(model.head(x), wanted, atol=ERRORS[dtype], rtol=ERRORS[dtype])
         assert torch.equal(model.embed(ids), embedded)
     above = min((count for count in ROWS if count >= rows), default=0) if rows else 0
-    assert len(calls) == (above in chosen)
+    assert len(calls) == (above in chosen and above in FEW_ROWS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -231,6 +232,41 @@ def test_other_activations_stay_as_they_are(name: str) -> None:
     prepack(part, many_rows=True)
     fuse_gelu(part)
     assert type(part.activation_fn) is type(ACT2FN[name])
+
+
+class Adds(Part):
+    """Adds the outputs to what the activation makes of them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = self.fc1(x)
+        return self.activation_fn(inner) + inner
+
+
+class Later(Part):
+    """Norms the outputs before the activation."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.fc1(x)
+        x = x / x.norm()
+        return self.activation_fn(x)
+
+
+class InTurn(Part):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.fc1(x)
+        x = self.activation_fn(x)
+        return x
+
+
+@pytest.mark.parametrize(("kind", "follows"), [(Part, True), (InTurn, True), (Adds, False), (Later, False)])
+def test_an_activation_is_a_part_of_the_layer_only_where_nothing_else_takes_its_outputs(kind, follows):
+    torch.manual_seed(0)
+    part, x = kind(nn.GELU()), torch.randn(3, 256)
+    wanted = part(x)
+    prepack(part, many_rows=True)
+    fuse_gelu(part)
+    assert isinstance(part.activation_fn, nn.Identity) == follows
+    torch.testing.assert_close(part(x), wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_a_layer_that_is_not_prepacked_keeps_its_activation() -> None:

@@ -17,7 +17,6 @@ from triptych.pd_worker.core.admission import (
     check_request,
     distinct_bytes,
 )
-from triptych.pd_worker.core.request_events import NewTokens
 from triptych.pd_worker.isolation import ARRIVAL_SECONDS, Isolation
 
 
@@ -211,10 +210,10 @@ def test_a_paused_request_is_not_scheduled_and_its_place_and_blocks_are_free_for
     engine.scheduler.pause(["a", "unknown"], [], "proxy")
     engine.run_out()
     assert set(finished(engine)) == {"b"}
-    assert [event.position for event in engine.of(NewTokens) if event.request_id == "a"] == [0]
+    assert [event.position for event in engine.of("tokens") if event.request_id == "a"] == [0]
     engine.scheduler.pause([], ["a"], "proxy")
     engine.run_out()
-    assert [event.position for event in engine.of(NewTokens) if event.request_id == "a"] == [*range(12)]
+    assert [event.position for event in engine.of("tokens") if event.request_id == "a"] == [*range(12)]
 
 
 def test_a_resumed_request_finds_its_blocks_in_the_prefix_cache(make: Make) -> None:
@@ -232,10 +231,10 @@ def test_a_request_paused_while_it_waits_starts_and_stops_after_that_step(make: 
     engine.add(make_request("a", 4, max_tokens=5))
     engine.scheduler.pause(["a"], [], "proxy")
     engine.run_out()
-    assert len(engine.of(NewTokens)) == 1
+    assert len(engine.of("tokens")) == 1
     engine.scheduler.pause([], ["a"], "proxy")
     engine.run_out()
-    assert finished(engine)["a"].usage.completion_tokens == 5
+    assert finished(engine)["a"].completion_tokens == 5
 
 
 def test_a_pause_of_another_proxy_is_ignored_and_a_later_attempt_is_not_paused(make: Make) -> None:
@@ -272,8 +271,8 @@ def test_requests_that_are_paused_at_random_end_with_all_tokens_and_leave_nothin
     engine.run_out()
     assert {event.reason for event in finished(engine).values()} == {FinishReason.LENGTH}
     for name in names:
-        positions = [event.position for event in engine.of(NewTokens) if event.request_id == name]
-        assert positions == list(range(finished(engine)[name].usage.completion_tokens))
+        positions = [event.position for event in engine.of("tokens") if event.request_id == name]
+        assert positions == list(range(finished(engine)[name].completion_tokens))
 
 
 @pytest.mark.parametrize("budget", [1, -5])
@@ -286,7 +285,7 @@ def test_a_step_without_a_token_for_prompts_beside_text_is_refused(budget: int) 
 def test_a_prompt_is_prefilled_beside_text_whatever_the_budget_of_a_step(make: Make, budget: int) -> None:
     engine = make(budget=budget)
     engine.add(make_request("text", 2, max_tokens=30))
-    while not engine.of(NewTokens):
+    while not engine.of("tokens"):
         engine.step()
     engine.add(make_request("prompt", [9] * 4, max_tokens=1, arrival=1.0))
     for _ in range(6):

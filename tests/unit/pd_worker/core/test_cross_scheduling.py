@@ -14,16 +14,17 @@ from support.engine.engine_requests import (
     WIDTH,
     Make,
     ModellessEngine,
+    finished,
     make_cross,
     make_feature,
     make_request,
     publish,
 )
+from triptych.base.delta import Delta
 from triptych.base.errors import InternalError, InvalidRequest
 from triptych.base.types import FinishReason, MMFeature
 from triptych.pd_worker.core.encoder_cache import Residency
 from triptych.pd_worker.core.kv_cache.cross_kv_manager import TableState
-from triptych.pd_worker.core.request_events import ItemLoaded, ItemMissing, NewTokens, RequestFinished
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def stored(name: str, rows: int) -> MMFeature:
 
 
 def reasons(engine: ModellessEngine) -> dict[str, FinishReason]:
-    return {event.request_id: event.reason for event in engine.events if isinstance(event, RequestFinished)}
+    return {name: end.reason for name, end in finished(engine).items()}
 
 
 def steps_to_chunks(engine: ModellessEngine) -> int:
@@ -80,7 +81,7 @@ def test_three_requests_on_one_key_load_once_and_project_once(make: Make) -> Non
     assert engine.kv.num_used == 3 + 3 * 1, "one cross table, three tables of their own"
     outputs += engine.run_out()
     assert sum(len(output.projections) for output in outputs) == 1
-    assert sorted(event.request_id for event in engine.of(ItemLoaded)) == ["a", "b", "c"]
+    assert sorted(event.request_id for event in engine.of("item_loaded")) == ["a", "b", "c"]
 
 
 def test_a_table_in_use_needs_neither_store_nor_room(make: Make) -> None:
@@ -94,7 +95,7 @@ def test_a_table_in_use_needs_neither_store_nor_room(make: Make) -> None:
     assert engine.admission.reserved == engine.capacity
     engine.add(make_request("b", [2, 5], [text], max_tokens=1, arrival=2.0, ready=[]))
     assert [chunk.state.request.request_id for chunk in engine.step().chunks] == ["a", "b"]
-    assert engine.of(ItemMissing) == []
+    assert engine.of("item_missing") == []
 
 
 def test_a_table_without_references_is_found_again(make: Make) -> None:
@@ -139,7 +140,7 @@ def test_equal_decoder_prompts_over_different_texts_share_no_prefix(make: Make) 
     for index, (name, text) in enumerate([("a", cat), ("b", dog), ("c", cat)]):
         engine.add(make_request(name, prompt, [text], arrival=index))
         engine.run_out()
-    cached = {e.request_id: e.usage.cached_tokens for e in engine.events if isinstance(e, RequestFinished)}
+    cached = {name: end.cached_tokens for name, end in finished(engine).items()}
     assert cached == {"a": 0, "b": 0, "c": 8}
 
 
@@ -161,7 +162,7 @@ def test_a_failed_projection_ends_all_requests_that_wait_for_it(make: Make) -> N
     while not engine.step(error=RuntimeError("broken")).projections:
         pass
     assert set(reasons(engine).values()) == {FinishReason.ERROR}
-    assert all(isinstance(event.error, InternalError) for event in engine.of(RequestFinished))  # type: ignore[attr-defined]
+    assert all(isinstance(end.error, InternalError) for end in finished(engine).values())
     engine.add(make_request("c", [2], [text], arrival=2.0))
     engine.run_out()
     assert reasons(engine)["c"] is FinishReason.LENGTH
@@ -175,7 +176,7 @@ def test_a_preempted_request_gives_its_table_up_and_gets_it_again(make: Make) ->
     assert any(output.preempted for output in outputs)
     assert [len(engine.kv.table(name)) for name in "ab"] == [0, 0]
     assert set(reasons(engine).values()) == {FinishReason.LENGTH}
-    assert sum(isinstance(event, NewTokens) for event in engine.events) == 28
+    assert sum(isinstance(event, Delta) for event in engine.events) == 28
 
 
 def test_another_plan_under_a_tables_key_is_refused(make: Make) -> None:

@@ -21,7 +21,6 @@ from triptych.base.errors import Unavailable
 from triptych.base.types import FinishReason, ItemPlan
 from triptych.pd_worker.core.encoder_cache import EncoderCache, Residency
 from triptych.pd_worker.core.items.tracker import MAX_MOVES
-from triptych.pd_worker.core.request_events import ItemLoaded, ItemMissing
 
 
 def item(name: str, rows: int) -> ItemPlan:
@@ -246,7 +245,7 @@ def test_a_move_that_finds_no_memory_is_made_again_without_another_load(make: Ma
     engine.run_out()
     assert finished(engine)["a"].reason is FinishReason.LENGTH
     assert (device.moves, device.loads) == (MAX_MOVES, 1)
-    assert len(engine.of(ItemLoaded)) == 1 and not engine.of(ItemMissing)
+    assert len(engine.of("item_loaded")) == 1 and not engine.of("item_missing")
 
 
 def test_a_request_whose_item_never_fits_goes_on_elsewhere_and_nothing_is_encoded_again(make):
@@ -258,7 +257,7 @@ def test_a_request_whose_item_never_fits_goes_on_elsewhere_and_nothing_is_encode
     error = finished(engine)["a"].error
     assert isinstance(error, Unavailable) and "no free memory for an item's embedding" in error.message
     assert finished(engine)["b"].reason is FinishReason.LENGTH
-    assert (device.moves, device.loads) == (MAX_MOVES, 1) and not engine.of(ItemMissing)
+    assert (device.moves, device.loads) == (MAX_MOVES, 1) and not engine.of("item_missing")
 
 
 def test_embeddings_that_nobody_needs_make_room_on_the_device(make: Make) -> None:

@@ -19,7 +19,6 @@ from support.engine.engine_requests import (
 from triptych.base.errors import InternalError
 from triptych.base.types import FinishReason
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, OverlapStats, SchedulerOutput
-from triptych.pd_worker.core.request_events import ItemMissing
 
 CAT, DOG = make_feature("cat", 4, 12), make_feature("dog", 20, 12)
 
@@ -76,7 +75,7 @@ def test_the_items_of_a_prefilled_part_stay_until_the_request_starts(make: Make)
     assert overlap(engine).lost_tokens > 0
     engine.arrive(DOG)
     engine.run_out()
-    assert engine.of(ItemMissing) == []
+    assert engine.of("item_missing") == []
     assert finished(engine)["a"].error is None
 
 
@@ -107,7 +106,7 @@ def test_evicted_tokens_are_not_computed_early_again(make: Make) -> None:
     engine.arrive(DOG)
     engine.run_out()
     assert overlap(engine) == OverlapStats(requests=1, tokens=20, lost_tokens=20)
-    assert finished(engine)["a"].usage.cached_tokens == 0
+    assert finished(engine)["a"].cached_tokens == 0
 
 
 def test_chunks_end_with_a_block(make: Make) -> None:
@@ -167,7 +166,7 @@ def test_only_what_others_have_computed_counts_as_cached(make: Make) -> None:
     assert steps(engine) == [[("a", 12, 4)]]
     engine.arrive(make_feature("cat", 16, 8), make_feature("dog", 24, 8))
     outputs = engine.run_out()
-    assert finished(engine)["a"].usage.cached_tokens == 12
+    assert finished(engine)["a"].cached_tokens == 12
     assert sum(output.prefix_hit for output in outputs) == 12
 
 
@@ -175,7 +174,7 @@ def test_an_item_lost_in_the_gap_is_encoded_again_and_nothing_is_computed_twice(
     engine = half_way(make())
     engine.scheduler.mark_ready([DOG.mm_hash], engine.now)  # stored, and gone again
     steps(engine)
-    assert [event.mm_hash for event in engine.of(ItemMissing)] == [DOG.mm_hash]
+    assert [event.item_missing.mm_hash for event in engine.of("item_missing")] == [DOG.mm_hash]
     engine.arrive(DOG)
     assert steps(engine) == [[("a", 20, 16)]]
 
@@ -228,7 +227,7 @@ def test_in_whatever_order_items_come_all_is_computed_once_and_in_order(data, bu
         assert done - block_size < chunk.start <= done, "at most a part of a block is computed twice"
         assert atomic or chunk.start == done, "and that behind an atomic span only"
         done = chunk.end
-    assert finished(engine)["a"].usage.cached_tokens == 0
+    assert finished(engine)["a"].cached_tokens == 0
     engine.assert_at_rest()
 
 
@@ -238,7 +237,7 @@ def test_early_tokens_of_waiting_requests_are_counted_by_request_once(make: Make
     engine.arrive(CAT)
     assert len(steps(engine, 8)) == 5
     assert overlap(engine) == OverlapStats(requests=1, tokens=20)
-    assert names(engine.of(ItemMissing)) == []
+    assert names(engine.of("item_missing")) == []
 
 
 def test_few_tokens_are_prefilled_beside_others_but_not_in_a_step_of_their_own(make: Make) -> None:

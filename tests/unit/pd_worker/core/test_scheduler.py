@@ -18,7 +18,6 @@ from support.engine.engine_requests import (
 )
 from triptych.base.errors import DeadlineExceeded, InternalError, InvalidRequest
 from triptych.base.types import FinishReason
-from triptych.pd_worker.core.request_events import ItemMissing, NewTokens, RequestFinished
 
 
 def test_a_prompt_above_the_budget_enters_in_chunks_and_ends_with_a_token(make: Make) -> None:
@@ -27,7 +26,7 @@ def test_a_prompt_above_the_budget_enters_in_chunks_and_ends_with_a_token(make: 
     assert [shares(output) for output in engine.run_out()] == [
         [("a", 0, 16)], [("a", 16, 16)], [("a", 32, 8)],
     ]  # fmt: skip
-    assert engine.of(NewTokens)[0].position == 0
+    assert engine.of("tokens")[0].position == 0
 
 
 def test_decodes_come_first_and_cap_the_prefill(make: Make) -> None:
@@ -45,7 +44,7 @@ def test_a_steps_seconds_are_the_work_of_its_prompts_by_their_tokens_among_all(m
     engine.add(make_request("long", [5] * 5), make_request("short", [6] * 2))
     output = engine.scheduler.schedule(3.0)
     engine.events += engine.scheduler.update(output, engine.run(output), 5.0)
-    work = {name: end.timings.work for name, end in finished(engine).items()}
+    work = {name: end.work_seconds for name, end in finished(engine).items()}
     assert work == {"decodes": 0.0, "long": 2.0 * 5 / 8, "short": 2.0 * 2 / 8}
 
 
@@ -79,8 +78,8 @@ def test_the_latest_request_gives_way_and_all_end(make: Make) -> None:
     assert preempted
     assert "a" not in preempted
     ended = finished(engine)
-    assert {event.usage.completion_tokens for event in ended.values()} == {20}
-    positions = [event.position for event in engine.of(NewTokens) if event.request_id == "c"]
+    assert {event.completion_tokens for event in ended.values()} == {20}
+    positions = [event.position for event in engine.of("tokens") if event.request_id == "c"]
     assert positions == list(range(20))
 
 
@@ -92,7 +91,7 @@ def test_a_preempted_request_gets_its_items_again(make: Make) -> None:
     engine.add(make_request("b", [3] * 8, [image], max_tokens=16, arrival=1.0))
     outputs = engine.run_out()
     assert [state.request.request_id for output in outputs for state in output.preempted] == ["b"]
-    assert finished(engine)["b"].usage.completion_tokens == 16
+    assert finished(engine)["b"].completion_tokens == 16
 
 
 def test_a_request_past_its_deadline_ends_with_an_error_wherever_it_stands(make: Make) -> None:
@@ -143,7 +142,7 @@ def test_a_later_attempt_takes_the_place_of_the_earlier_one(make: Make) -> None:
     engine.add(make_request("a", 4, attempt=2))
     engine.add(make_request("a", 4, attempt=1))
     engine.run_out()
-    ends = [(event.attempt, event.reason) for event in engine.of(RequestFinished)]
+    ends = [(event.attempt, event.finished.reason) for event in engine.of("finished")]
     assert ends == [(1, FinishReason.ABORT), (2, FinishReason.LENGTH)]
 
 
@@ -153,8 +152,8 @@ def test_resumed_tokens_are_computed_and_not_sent_again(make: Make) -> None:
     request.output_token_ids.extend([5, 6, 7])
     engine.add(request)
     engine.run_out()
-    assert [event.position for event in engine.of(NewTokens)] == [3, 4]
-    assert finished(engine)["a"].usage.completion_tokens == 5
+    assert [event.position for event in engine.of("tokens")] == [3, 4]
+    assert finished(engine)["a"].completion_tokens == 5
 
 
 def test_a_resumed_request_whose_output_had_ended_computes_nothing(make: Make) -> None:
@@ -170,7 +169,7 @@ def test_the_output_ends_where_the_model_ends(make: Make) -> None:
     engine = make(max_model_len=16)
     engine.add(make_request("a", 10, max_tokens=100))
     engine.run_out()
-    assert finished(engine)["a"].usage.completion_tokens == 6
+    assert finished(engine)["a"].completion_tokens == 6
 
 
 @settings(max_examples=25, deadline=None)
@@ -195,12 +194,12 @@ def test_every_request_ends_and_nothing_is_kept(seed: int) -> None:
             engine.add(requests.pop())
         _disturb(rng, engine)
         engine.step(error=RuntimeError("x") if rng.random() < 0.02 else None)
-        for event in engine.of(ItemMissing):
-            key = event.mm_hash  # type: ignore[attr-defined]
+        for event in engine.of("item_missing"):
+            key = event.item_missing.mm_hash
             _publish_again(engine, key)
         if step > 60 and not requests and engine.idle:
             break
-    assert len(engine.of(RequestFinished)) == 12
+    assert len(engine.of("finished")) == 12
     engine.assert_at_rest()
     assert engine.cache.used <= engine.cache.capacity
 

@@ -22,7 +22,6 @@ from support.engine.engine_requests import (
     shares,
 )
 from triptych.pd_worker.core.outputs import ScheduledChunk, SchedulerOutput
-from triptych.pd_worker.core.request_events import RequestFinished
 
 STATES = {"slots": 4, "snapshots": 4, "budget": 64, "block_size": 4}
 
@@ -49,7 +48,7 @@ def test_an_equal_prompt_goes_on_from_the_snapshot_at_its_last_full_block(make: 
     outputs = engine.run_out()
     assert starts(outputs, "b") == [(28, 2)]
     assert [len(output.states_restored) for output in outputs] == [1]
-    assert finished(engine)["b"].usage.cached_tokens == 28
+    assert finished(engine)["b"].cached_tokens == 28
 
 
 def test_blocks_without_a_snapshot_are_no_prefix(make: Make) -> None:
@@ -97,7 +96,7 @@ def test_a_preempted_request_is_computed_again_from_its_own_snapshot(make: Make)
     outputs = engine.run_out()
     assert [s.request.request_id for o in outputs for s in o.preempted] == ["b"]
     assert starts(outputs, "b")[:2] == [(0, 20), (20, 2)]
-    assert finished(engine)["b"].usage.completion_tokens == 9
+    assert finished(engine)["b"].completion_tokens == 9
 
 
 @pytest.mark.parametrize("host_slots", [1, 0])
@@ -109,7 +108,7 @@ def test_a_preempted_requests_state_is_swapped_with_its_blocks(make: Make, host_
     outputs = engine.run_out()
     assert [len(o.states_out) for o in outputs if o.preempted] == [host_slots], "no host slot: recomputed"
     assert sum(len(o.states_in) for o in outputs) == host_slots
-    assert finished(engine)["b"].usage.completion_tokens == 9
+    assert finished(engine)["b"].completion_tokens == 9
 
 
 def test_a_prompt_is_prefilled_early_where_a_snapshot_keeps_its_state(make: Make) -> None:
@@ -163,5 +162,5 @@ def test_every_request_ends_with_its_own_state_and_nothing_is_kept(seed: int) ->
         engine.step(error=RuntimeError("x") if rng.random() < 0.02 else None)
         if step > 60 and not requests and engine.idle:
             break
-    assert len(engine.of(RequestFinished)) == 12
+    assert len(engine.of("finished")) == 12
     engine.assert_at_rest()

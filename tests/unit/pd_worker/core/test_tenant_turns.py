@@ -24,7 +24,6 @@ from support.matrix import matrix
 from triptych.ec_connector.connectors.memory import MemoryStore
 from triptych.pd_worker.core.outputs import SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
-from triptych.pd_worker.core.request_events import ItemMissing, NewTokens, RequestAdmitted
 from triptych.pd_worker.core.tenant_turns import TenantTurns
 
 LONG = 3000
@@ -47,7 +46,7 @@ def flood(engine: ModellessEngine, count: int, prompt: int = PROMPT, tenant: str
 def steps_to_first_token(engine: ModellessEngine, name: str, limit: int = 300) -> int:
     for step in range(1, limit):
         engine.step()
-        if any(event.request_id == name for event in engine.of(NewTokens)):
+        if any(event.request_id == name for event in engine.of("tokens")):
             return step
     raise AssertionError(f"{name} has no token in {limit} steps")
 
@@ -103,7 +102,7 @@ def test_a_request_that_gave_way_goes_on_where_it_stopped(make):
     outputs = engine.run_out()
     assert [names_of(output) for output in outputs if output.preempted] == [["a2"]]
     assert sum(output.gave_way for output in outputs) == 1
-    positions = [event.position for event in engine.of(NewTokens) if event.request_id == "a2"]
+    positions = [event.position for event in engine.of("tokens") if event.request_id == "a2"]
     assert positions == list(range(40))
 
 
@@ -181,7 +180,7 @@ def test_room_for_items_goes_in_turns(make):
     engine.arrive(*image[:2])
     for _ in range(6):
         engine.step()
-    assert names(engine.of(RequestAdmitted))[:3] == ["a0", "a1", "b"]
+    assert names(engine.of("admitted"))[:3] == ["a0", "a1", "b"]
     engine.arrive(*image)
     engine.run_out()
 
@@ -210,14 +209,14 @@ def full_of_pictures(make: Make, running: int, waiting: int, **more: int) -> tup
 def test_a_tenants_first_picture_gets_the_room_of_another_ones_that_only_wait(make):
     engine, image = full_of_pictures(make, 4, 3)
     engine.step()
-    assert names(engine.of(RequestAdmitted))[-1] == "b"
+    assert names(engine.of("admitted"))[-1] == "b"
     engine.arrive(image[3])
     assert steps_to_first_token(engine, "b") <= 8
     engine.scheduler.cancel([f"a{index}" for index in range(4)], "proxy")
     engine.run_out()
     assert {"p0", "p1", "p2"} <= set(finished(engine)), "who gave room up is served later"
-    assert names(engine.of(RequestAdmitted)).count("p2") == 1, "a client hears of one admission"
-    assert not engine.of(ItemMissing), "what is in the store is loaded again, not encoded again"
+    assert names(engine.of("admitted")).count("p2") == 1, "a client hears of one admission"
+    assert not engine.of("item_missing"), "what is in the store is loaded again, not encoded again"
 
 
 def test_a_picture_that_is_still_being_encoded_when_its_request_gives_room_up_is_waited_for(make):
@@ -233,11 +232,11 @@ def test_a_picture_that_is_still_being_encoded_when_its_request_gives_room_up_is
     asked.tenant = "b"
     engine.add(asked)
     engine.step()
-    assert names(engine.of(RequestAdmitted))[-2:] == ["q", "b2"]
+    assert names(engine.of("admitted"))[-2:] == ["q", "b2"]
     engine.scheduler.cancel(["b2", "a0"], "proxy")
     for _ in range(6):
         engine.step()
-    assert not engine.of(ItemMissing)
+    assert not engine.of("item_missing")
     engine.arrive(late)
     engine.run_out()
     assert "q" in finished(engine)
@@ -257,7 +256,7 @@ def test_the_earliest_picture_of_a_tenant_without_any_other_request_keeps_its_ro
     engine.add(asked)
     for _ in range(3):
         engine.step()
-    assert ("b" in names(engine.of(RequestAdmitted))) is (waiting > 1)
+    assert ("b" in names(engine.of("admitted"))) is (waiting > 1)
     engine.arrive(*image)
     engine.run_out()
     assert len(finished(engine)) == waiting + 1

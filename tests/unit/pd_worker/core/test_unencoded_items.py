@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from support.engine.engine_events import kind
 from support.engine.engine_requests import (
     STORE,
     Make,
@@ -16,10 +17,10 @@ from support.engine.engine_requests import (
     publish,
 )
 from support.engine.tight_engine import ROW_BYTES, TightEngine, serve, tight_requests
+from triptych.base.delta import Delta
 from triptych.base.types import FinishReason, MMFeature
 from triptych.ec_connector.connectors.memory import MemoryStore
 from triptych.pd_worker.core.request import EngineRequest
-from triptych.pd_worker.core.request_events import ItemLoaded, ItemMissing, RequestAdmitted
 
 
 def again(
@@ -42,7 +43,7 @@ def asked_before(engine: ModellessEngine, prompt: int, *features: MMFeature) -> 
 
 
 def missing(engine: ModellessEngine) -> list[tuple[str, str]]:
-    return [(e.request_id, e.mm_hash) for e in engine.events if isinstance(e, ItemMissing)]
+    return [(e.request_id, e.item_missing.mm_hash) for e in engine.of("item_missing")]
 
 
 def answered(engine: ModellessEngine, *names: str) -> bool:
@@ -65,15 +66,15 @@ def test_an_item_whose_span_is_cached_is_neither_loaded_nor_missed(make: Make) -
     engine.add(again("second", 20, image))
     engine.run_out()
     assert missing(engine) == []
-    assert [event.request_id for event in engine.of(ItemLoaded)] == ["second"]
-    assert finished(engine)["second"].usage.cached_tokens == 12
+    assert [event.request_id for event in engine.of("item_loaded")] == ["second"]
+    assert finished(engine)["second"].cached_tokens == 12
 
 
 def test_an_item_that_is_not_cached_is_missed_with_the_admission_and_used_once_it_is_there(make):
     engine, image = make(), make_feature("cat", 2, 6)
     engine.add(again("a", 12, image))
     engine.step()
-    assert [type(event) for event in engine.events] == [RequestAdmitted, ItemMissing]
+    assert [kind(event) for event in engine.events] == ["admitted", "item_missing"]
     for _ in range(3):
         engine.step()
     assert missing(engine) == [("a", image.mm_hash)]
@@ -135,7 +136,7 @@ def test_a_preempted_request_whose_prefix_is_evicted_misses_its_item(make: Make)
     while not missing(engine):
         engine.step()
         assert engine.scheduler.num_running
-    assert [event.request_id for event in engine.of(ItemLoaded)] == ["b"]  # it had the item before
+    assert [event.request_id for event in engine.of("item_loaded")] == ["b"]  # it had the item before
     engine.arrive(image)
     engine.run_out()
     assert answered(engine, "long", "b")
@@ -183,9 +184,11 @@ class AskedEngine(TightEngine):
     def encode_what_was_asked_for(self) -> None:
         wanted = []
         for event in self.events[self._seen :]:
-            if isinstance(event, ItemMissing):
-                wanted.append(self.known[event.mm_hash])
-            elif isinstance(event, RequestAdmitted):
+            if isinstance(event, Delta):
+                continue
+            if event.HasField("item_missing"):
+                wanted.append(self.known[event.item_missing.mm_hash])
+            elif event.HasField("admitted"):
                 state = self.scheduler._requests.get((event.proxy_id, event.request_id))
                 features = () if state is None else state.features
                 unencoded = frozenset() if state is None else state.request.unencoded
@@ -205,15 +208,17 @@ def test_an_item_whose_cross_table_goes_before_the_start_is_missed_and_then_load
     engine.events.clear()
     engine.add(again("a", 2, text))
     engine.step()
-    assert [event.mm_hash for event in engine.of(ItemLoaded)] == [text.mm_hash] and missing(engine) == []
+    assert [event.item_loaded.mm_hash for event in engine.of("item_loaded")] == [text.mm_hash] and missing(
+        engine
+    ) == []
     for _ in range(40):
         engine.step()
         if missing(engine):
             break
-    engine.events = [event for event in engine.events if not isinstance(event, ItemLoaded)]
+    engine.events = [event for event in engine.events if kind(event) != "item_loaded"]
     engine.arrive(text)
     engine.run_out()
-    assert [event.mm_hash for event in engine.of(ItemLoaded)] == [text.mm_hash]
+    assert [event.item_loaded.mm_hash for event in engine.of("item_loaded")] == [text.mm_hash]
     assert answered(engine, "a", "b")
 
 
@@ -248,8 +253,8 @@ def test_turns_whose_items_nobody_encodes_all_end_in_a_memory_full_to_the_last_b
         assert serve(engine, rng, [*first, *turns], limit=600), f"seed {seed}: requests wait for ever"
         assert len(finished(engine)) == 16
         names = {turn.request_id for turn in turns if turn.features}
-        missed += len({event.request_id for event in engine.of(ItemMissing)} & names)
-        held += len(names - {event.request_id for event in engine.of(ItemMissing)})
+        missed += len({event.request_id for event in engine.of("item_missing")} & names)
+        held += len(names - {event.request_id for event in engine.of("item_missing")})
         engine.assert_at_rest()
         engine.close()
     assert held > 5 and missed > 5, (held, missed)

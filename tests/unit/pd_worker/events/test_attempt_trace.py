@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from support.tracing.spans import KeptSpans, TickingClock, kept_tracer, new_context
+from triptych.base.delta import Delta
 from triptych.base.errors import InternalError
 from triptych.base.tracing.context import Producers, hex_trace_id, metadata, to_bytes
 from triptych.base.tracing.tracer import SpanKind
-from triptych.base.types import FinishReason, PDTimings, Placement, Usage
-from triptych.pd_worker.core.request_events import (
-    ItemLoaded,
-    ItemMissing,
-    NewTokens,
-    RequestAdmitted,
-    RequestFinished,
-)
 from triptych.pd_worker.events.request_log import AttemptTrace, PDTraces
 from triptych.pd_worker.events.streams import EventStreams
 from triptych.protos import pd_pb2
+from triptych.protos.convert import error_to_proto
+from triptych.protos.pd_pb2 import Admitted, Finished, ItemLoaded, ItemMissing, RequestEvent
 
 KEY = "ab" * 32
 PARENT = new_context(sampled=True, state="a=1")
 TRACEPARENT, TRACESTATE = (value for _, value in metadata(PARENT))
-NAMES = {"request_id": "r1", "attempt": 1, "proxy_id": "p1"}
+NAMES: dict[str, Any] = {"request_id": "r1", "attempt": 1, "proxy_id": "p1"}
 #: An event that the streams fail on, and say so.
-UNSENDABLE = RequestAdmitted(prompt_token_ids=("no number",), placements=(), **NAMES)  # type: ignore[arg-type]
+UNSENDABLE = Delta("x", ("no number",), **NAMES)  # type: ignore[arg-type]
 
 
 class Box:
@@ -57,25 +54,30 @@ async def box() -> Box:
     return Box()
 
 
-def admitted() -> RequestAdmitted:
-    return RequestAdmitted(prompt_token_ids=(1, 2, 3), placements=(Placement(1, 2),), **NAMES)
+def admitted() -> RequestEvent:
+    return RequestEvent(admitted=Admitted(prompt_token_ids=(1, 2, 3)), **NAMES)
 
 
-def loaded(seconds: float) -> ItemLoaded:
-    return ItemLoaded(mm_hash=KEY, seconds=seconds, **NAMES)
+def loaded(seconds: float) -> RequestEvent:
+    return RequestEvent(item_loaded=ItemLoaded(mm_hash=KEY, seconds=seconds), **NAMES)
 
 
-def finished(error: InternalError | None = None) -> RequestFinished:
-    reason = FinishReason.ERROR if error else FinishReason.STOP
-    timings = PDTimings(queue=1.0, load=2.0, prefill=0.5, decode=3.0)
-    return RequestFinished(reason=reason, usage=Usage(20, 7, 16), timings=timings, error=error, **NAMES)
+def missing(digest: str = "") -> RequestEvent:
+    return RequestEvent(item_missing=ItemMissing(mm_hash=KEY, damaged_digest=digest), **NAMES)
+
+
+def finished(error: InternalError | None = None) -> RequestEvent:
+    end = Finished(reason="error" if error else "stop", error=error_to_proto(error) if error else None)
+    end.prompt_tokens, end.completion_tokens, end.cached_tokens = 20, 7, 16
+    end.queue_seconds, end.load_seconds, end.prefill_seconds, end.decode_seconds = 1.0, 2.0, 0.5, 3.0
+    return RequestEvent(finished=end, **NAMES)
 
 
 async def test_the_stages_of_an_attempt_are_where_its_timings_say(box: Box) -> None:
     box.submit()
     box.at(100.25, admitted())
     box.at(102.0, loaded(0.5))
-    box.at(103.0, *(NewTokens(position=n, token_ids=(n,), text="x", **NAMES) for n in range(7)))
+    box.at(103.0, *(Delta("x", (n,), **NAMES) for n in range(7)))
     box.at(105.0, finished())
     root = box.kept.one("PD request")
     assert (root.kind, root.parent, root.start, root.end) == (SpanKind.SERVER, PARENT, 100.0, 105.0)
@@ -115,8 +117,8 @@ async def test_a_load_that_began_for_another_request_counts_from_this_ones_arriv
 
 async def test_a_lost_item_is_an_event_of_the_attempt(box: Box) -> None:
     box.submit()
-    box.at(101.0, ItemMissing(mm_hash=KEY, **NAMES))
-    box.at(102.0, ItemMissing(mm_hash=KEY, damaged_digest="0" * 40, **NAMES), finished())
+    box.at(101.0, missing())
+    box.at(102.0, missing("0" * 40), finished())
     assert box.kept.one("PD request").events == ("item missing", "item damaged")
 
 

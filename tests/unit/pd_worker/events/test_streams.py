@@ -7,16 +7,10 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from triptych.base.delta import Delta
 from triptych.base.errors import InternalError
-from triptych.base.types import FinishReason, PDTimings, Placement, Usage
+from triptych.base.types import FinishReason
 from triptych.pd_worker.core.outputs import RawLogprobs
-from triptych.pd_worker.core.request_events import (
-    ItemLoaded,
-    ItemMissing,
-    NewTokens,
-    RequestAdmitted,
-    RequestFinished,
-)
 from triptych.pd_worker.events.request_log import TokenTexts
 from triptych.pd_worker.events.streams import (
     KEEP_DETACHED_SECONDS,
@@ -25,6 +19,8 @@ from triptych.pd_worker.events.streams import (
     EventStreams,
 )
 from triptych.protos import pd_pb2
+from triptych.protos.convert import error_to_proto
+from triptych.protos.pd_pb2 import Admitted, Finished, ItemLoaded, ItemMissing, ItemPlacement, RequestEvent
 
 KEY = "a" * 64
 
@@ -67,17 +63,21 @@ def names(request="r1", attempt=1, proxy="p1"):
 
 
 def tokens(position, *ids, text="", **who):
-    return NewTokens(position=position, token_ids=ids, text=text, **names(**who))
+    return Delta(text, ids, position=position, **names(**who))
 
 
 def finished(reason=FinishReason.STOP, error=None, **who):
-    return RequestFinished(
-        reason=reason, usage=Usage(5, 3, 2), timings=PDTimings(1, 2, 3, 4, 5), error=error, **names(**who)
-    )
+    end = Finished(reason=reason, error=error and error_to_proto(error), work_seconds=5)
+    return RequestEvent(finished=end, **names(**who))
 
 
 def admitted(**who):
-    return RequestAdmitted(prompt_token_ids=(1, 2, 3), placements=(Placement(1, 2),), **names(**who))
+    places = [ItemPlacement(offset=1, length=2)]
+    return RequestEvent(admitted=Admitted(prompt_token_ids=(1, 2, 3), placements=places), **names(**who))
+
+
+def loaded(seconds):
+    return RequestEvent(item_loaded=ItemLoaded(mm_hash=KEY, seconds=seconds), **names())
 
 
 def reattach(position, request="r1", attempt=1):
@@ -98,6 +98,7 @@ async def test_one_steps_events_of_all_requests_are_one_message(box):
     events = await following(stream)
     assert kinds(events) == [("r1", "admitted"), ("r1", "tokens"), ("r2", "tokens")]
     assert list(events[0].admitted.prompt_token_ids) == [1, 2, 3]
+    assert [event.proxy_id for event in events] == [""] * 3
     assert [(p.offset, p.length) for p in events[0].admitted.placements] == [(1, 2)]
 
 
@@ -124,7 +125,7 @@ async def test_events_of_other_attempts_and_unknown_requests_are_dropped(box):
 
 async def test_a_reattached_proxy_gets_everything_after_its_position_again(box):
     first = box.opened()
-    box.deliver(admitted(), ItemLoaded(mm_hash=KEY, seconds=0.5, **names()))
+    box.deliver(admitted(), loaded(0.5))
     for position, text in enumerate("abcd"):
         box.deliver(tokens(position, position, text=text))
     await following(first)
@@ -242,13 +243,14 @@ async def test_what_has_been_is_forgotten_in_the_end(box):
 
 async def test_a_missing_item_is_reported_again_until_it_is_ready(box):
     first = box.opened()
-    box.deliver(ItemMissing(mm_hash=KEY, damaged_digest="d", **names()))
+    body = ItemMissing(mm_hash=KEY, damaged_digest="d")
+    box.deliver(RequestEvent(item_missing=body, **names()))
     await following(first)
     events = await following(box.attach(reattach(0)))
     assert (events[0].item_missing.mm_hash, events[0].item_missing.damaged_digest) == (KEY, "d")
     box.streams.items_ready("p1", [KEY])
     box.attach(reattach(0))
-    box.deliver(ItemLoaded(mm_hash=KEY, seconds=1.0, **names()))
+    box.deliver(loaded(1.0))
     assert kinds(await following(box.attach(reattach(0)))) == [("r1", "item_loaded")]
 
 
@@ -371,7 +373,7 @@ async def test_log_probabilities_are_never_left_behind_by_lists():
     box.deliver(admitted())
     await following(stream)
     raw = RawLogprobs((7, -0.5), ((7, -0.5),))
-    box.deliver(NewTokens(position=0, token_ids=(7,), text="a", logprobs=(raw,), **names()))
+    box.deliver(Delta("a", (7,), (raw,), **names()))
     (event,) = await following(stream)
     assert event.tokens.logprobs[0].chosen.token_id == 7
 

@@ -1,4 +1,4 @@
-"""Schemas that end: objects have the written names only, integers and strings a bound."""
+"""Schemas that end: objects have the written names only, numbers, strings and lists a bound."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ import json
 import pytest
 
 from triptych.pd_worker.frontend import closed_schema as module
-from triptych.pd_worker.frontend.closed_schema import MAX_INTEGER, MAX_STRING, closed_schema
+from triptych.pd_worker.frontend.closed_schema import (
+    MAX_INTEGER,
+    MAX_ITEMS,
+    MAX_STRING,
+    NUMBER_STEP,
+    closed_schema,
+)
 
 INTEGER = {"type": "integer", "minimum": -MAX_INTEGER, "maximum": MAX_INTEGER}
+NUMBER = {**INTEGER, "type": "number", "multipleOf": NUMBER_STEP}
 STRING = {"type": "string", "maxLength": MAX_STRING}
+LIST = {"type": "array", "maxItems": MAX_ITEMS}
 CLOSED = {"additionalProperties": False}
 
 
@@ -28,7 +36,18 @@ def named(**properties):
         (named(a=named(b={"type": "null"})), {**named(a={**named(b={"type": "null"}), **CLOSED}), **CLOSED}),
         (
             {"type": "array", "items": {"type": "array", "items": named(a=True)}},
-            {"type": "array", "items": {"type": "array", "items": {**named(a=True), **CLOSED}}},
+            {**LIST, "items": {**LIST, "items": {**named(a=True), **CLOSED}}},
+        ),
+        ({"type": "array"}, LIST),
+        ({"type": "array", "minItems": MAX_ITEMS}, {**LIST, "minItems": MAX_ITEMS}),
+        ({"type": "array", "prefixItems": [{}]}, {**LIST, "prefixItems": [{}]}),
+        ({"type": "number"}, NUMBER),
+        ({"type": ["integer", "number"]}, {**NUMBER, "type": ["integer", "number"]}),
+        ({"type": "number", "minimum": 0.5}, {**NUMBER, "minimum": 0.5}),
+        ({"type": "number", "multipleOf": 0.01}, {**NUMBER, "multipleOf": 0.01}),
+        (
+            {"type": "number", "exclusiveMinimum": 0, "maximum": 1e-12},
+            {"type": "number", "exclusiveMinimum": 0, "maximum": 1e-12},
         ),
         ({"prefixItems": [named(a={})]}, {"prefixItems": [{**named(a={}), **CLOSED}]}),
         ({"type": ["string", "null"]}, {"type": ["string", "null"], "maxLength": MAX_STRING}),
@@ -71,9 +90,9 @@ def test_objects_are_closed_and_values_bounded(given, expected):
         {"type": "string", "maxLength": 10_000},
         {"type": "string", "minLength": 9000},
         {"type": "integer", "minimum": 0, "maximum": 5},
-        {"type": ["integer", "number"]},
-        {"type": "number"},
         {"type": "array", "items": False},
+        {"type": "array", "maxItems": 10_000},
+        {"type": "array", "minItems": 10_000},
         {"default": named(a={"type": "integer"}), "examples": [named(a={"type": "string"})]},
         {"allOf": [named(a=True), {"$ref": "http://elsewhere"}]},
         {"allOf": [named(a=True), {"properties": {"b": True}, "additionalProperties": True}]},

@@ -268,3 +268,33 @@ def test_bounds_that_the_parser_does_not_take_leave_a_schema_as_it_is_written():
     assert state.output_format == form
     made = tokenizer("qwen")
     assert state.follow(made('{"a":"aa', add_special_tokens=False)["input_ids"])
+
+
+@pytest.mark.parametrize("kind", ["number", ["integer", "number"], ["number", "null"]])
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ("3", True),
+        ("-0.5", True),
+        ("1.123456789", True),
+        ("1.1234567891", False),
+        ("1." + "0" * 10, False),
+        ("9" * 18 + ".5", True),
+        ("9" * 20, False),
+        ("1e400", False),
+    ],
+)
+def test_a_number_has_an_end_before_and_behind_its_point(kind, text, fits):
+    state = compiler().state(
+        schema({"type": "object", "properties": {"a": {"type": kind}}, "required": ["a"]})
+    )
+    ids = tokenizer("qwen")(f'{{"a":{text}}}', add_special_tokens=False)["input_ids"]
+    assert state.follow(ids) is fits
+
+
+@pytest.mark.parametrize(("items", "fits"), [(4096, True), (4097, False)])
+@pytest.mark.parametrize("words", [{}, {"items": {"type": "null"}}, {"prefixItems": [{"type": "null"}]}])
+def test_a_list_has_an_end(words, items, fits):
+    state = compiler().state(schema({"type": "array", **words}))
+    ids = tokenizer("qwen")(f"[{','.join(['null'] * items)}]", add_special_tokens=False)["input_ids"]
+    assert state.follow(ids) is fits

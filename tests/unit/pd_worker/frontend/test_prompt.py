@@ -358,3 +358,27 @@ def test_a_text_that_is_too_long_anyway_is_refused_before_it_is_rendered(monkeyp
     monkeypatch.setattr(prompts, "_render", lambda *_: pytest.fail("it was rendered"))
     with pytest.raises(ContextTooLong, match="1281 characters"):
         prompts.build(raw(user("a" * 1281)), [])
+
+
+THOUGHTLESS = "{% for m in messages %}{{ (m.content or '').split('</think>')[-1] }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "long",
+    [
+        {"content": f"<think>{'a' * 1281}</think>fits"},
+        {"content": "fits", "reasoning_content": "a" * 1281},
+        {"tool_calls": [{"function": {"name": "f", "arguments": {"text": "a" * 1281}}}]},
+    ],
+    ids=["thoughts", "reasoning", "arguments"],
+)
+def test_what_the_template_leaves_out_of_an_earlier_answer_does_not_make_a_prompt_too_long(long):
+    prompts = builder(max_model_len=10, template=THOUGHTLESS)
+    assert len(prompts.build(raw({"role": "assistant", **long}, user("a")), []).token_ids) <= 10
+
+
+def test_an_earlier_answer_that_the_template_writes_is_too_long_once_it_is_rendered(monkeypatch):
+    prompts = builder(max_model_len=10, template="{% for m in messages %}{{ m.content }}{% endfor %}")
+    monkeypatch.setattr(prompts._tokenizer, "encode", lambda _: pytest.fail("it was tokenised"))
+    with pytest.raises(ContextTooLong, match="1281 characters"):
+        prompts.build(raw({"role": "assistant", "content": "a" * 1281}), [])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from triptych.base.delta import Delta
 from triptych.base.types import FinishReason, Usage
+from triptych.protos.pd_pb2 import Admitted
 from triptych.proxy.call.answer import ChoiceReader
-from triptych.proxy.call.chat import Delta, Done, Started, Timings
+from triptych.proxy.call.chat import Done, Timings
 from triptych.proxy.call.tools import CallForm, ToolUse
 
 
@@ -15,7 +17,7 @@ def test_what_a_model_has_begun_and_not_ended_as_a_call_is_content_at_the_end_of
     text: str,
 ) -> None:
     reader = ChoiceReader(ToolUse(form=CallForm.TAGGED))
-    reader.begin(Started((1,), tool_format="hermes"))
+    reader.begin(Admitted(prompt_token_ids=(1,), tool_format="hermes"))
     pieces = [piece for at in text for piece in reader.read(Delta(at, (5,)))]
     held = "".join(map(str, pieces))
     rest, reason = reader.end(Done(FinishReason.LENGTH, Usage(1, 1), Timings()))

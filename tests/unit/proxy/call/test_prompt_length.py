@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from support.hostile.operations import operations
 from triptych.base.errors import ContextTooLong
 from triptych.base.request import MAX_CHARS_PER_TOKEN, FunctionCall, MessageToolCall, TextPart
 from triptych.base.types import SamplingParams
@@ -43,36 +41,21 @@ def test_the_longest_limit_of_the_workers_decides_to_the_character(characters: i
     assert refused(prompt) == ("inputs[3]" if named else None)
 
 
-def called(arguments: str | dict[str, object]) -> ChatMessage:
-    return ChatMessage("assistant", "", tool_calls=(MessageToolCall(FunctionCall("f", arguments)),))
-
-
-@pytest.mark.parametrize("calls", [1, 3])
-@pytest.mark.parametrize("as_text", [False, True])
-def test_the_arguments_of_earlier_tool_calls_count(calls: int, as_text: bool) -> None:
-    value = "x" * (LONGEST // calls)
-    arguments: str | dict[str, object] = f'{{"a":"{value}"}}' if as_text else {"a": value}
-    assert refused(chat(*[called(arguments)] * calls)) == "messages"
-    shorter = "x" * (LONGEST // calls - 20)
-    arguments = f'{{"a":"{shorter}"}}' if as_text else {"a": shorter}
-    assert refused(chat(*[called(arguments)] * calls)) is None
-
-
-@pytest.mark.parametrize("arguments", [{"a": '"' * 1000}, {"a": "\x01" * 1000}, {"a": "é" * 1000}])
-def test_arguments_count_no_more_than_the_shortest_way_to_write_them(arguments: dict[str, object]) -> None:
-    spaced = json.dumps(arguments, indent=400)
-    for written in (arguments, spaced, json.dumps(arguments)):
-        assert FunctionCall("", written).characters <= 1000 + len('{"a":""}')
-
-
-def test_counting_a_call_visits_no_value_of_it() -> None:
-    short, long = (FunctionCall("f", {"a": list(range(values))}) for values in (1000, 2000))
-    assert operations(lambda: long.characters) == operations(lambda: short.characters)
-
-
-def test_what_a_template_may_leave_out_does_not_count() -> None:
-    thought = ChatMessage("assistant", "x", reasoning="x" * (LONGEST + 1))
-    assert refused(chat(thought, ChatMessage("user", "x"))) is None
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ChatMessage("assistant", "x", reasoning="x" * (LONGEST + 1)),
+        ChatMessage("assistant", f"<think>{'x' * LONGEST}</think>x"),
+        ChatMessage("assistant", (TextPart("x" * (LONGEST + 1)),)),
+        ChatMessage("assistant", "", tool_calls=(MessageToolCall(FunctionCall("f", "x" * (LONGEST + 1))),)),
+        ChatMessage("assistant", "", tool_calls=(MessageToolCall(FunctionCall("f", {"a": "x" * LONGEST})),)),
+    ],
+    ids=["reasoning", "thoughts in the content", "in parts", "arguments as a text", "arguments"],
+)
+def test_what_a_template_may_leave_out_does_not_count(answer: ChatMessage) -> None:
+    assert refused(chat(answer, ChatMessage("user", "x" * LONGEST))) is None
+    assert refused(chat(answer, ChatMessage("user", "x" * (LONGEST + 1)))) == "messages"
+    assert refused(chat(answer, ChatMessage("tool", "x" * (LONGEST + 1)))) == "messages"
 
 
 @pytest.mark.parametrize("limits", [(), (0,), (100, 0)])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from triptych.base.delta import Delta
 from triptych.base.types import FinishReason, ReasoningMarkers, Usage
+from triptych.protos.pd_pb2 import Admitted
 from triptych.proxy.call.answer import CallBegin, CallPiece, ChoiceReader, ReasoningPiece, ReasoningSplitter
-from triptych.proxy.call.chat import Delta, Done, Started, Timings
+from triptych.proxy.call.chat import Done, Timings
 from triptych.proxy.call.tools import CallForm, ToolUse
 
 THINK = ReasoningMarkers("<think>", "</think>")
@@ -74,7 +78,7 @@ def done(reason: FinishReason = FinishReason.STOP) -> Done:
 
 def test_a_call_after_the_reasoning_is_found_and_one_in_it_is_not():
     reader = ChoiceReader(ToolUse(form=CallForm.TAGGED))
-    reader.begin(Started((1,), reasoning=BEGUN))
+    reader.begin(Admitted(prompt_token_ids=(1,), reasoning=asdict(BEGUN)))
     call = '<tool_call>{"name": "look"}</tool_call>'
     pieces = [*reader.read(Delta(f"{call}</think>\n{call}", [1, 2])), *reader.end(done())[0]]
     assert [type(piece) for piece in pieces] == [ReasoningPiece, CallBegin, CallPiece]
@@ -83,7 +87,7 @@ def test_a_call_after_the_reasoning_is_found_and_one_in_it_is_not():
 
 def test_reasoning_that_is_not_wanted_is_counted_all_the_same():
     reader = ChoiceReader(reasoning=False)
-    reader.begin(Started((1,), reasoning=BEGUN))
+    reader.begin(Admitted(prompt_token_ids=(1,), reasoning=asdict(BEGUN)))
     pieces = [reader.read(Delta(text, [7])) for text in ("a", "b", "c</think>", "d", "e")]
     assert pieces == [[], [], [], ["d"], ["e"]]
     assert reader.reasoning_tokens == 3
@@ -92,7 +96,7 @@ def test_reasoning_that_is_not_wanted_is_counted_all_the_same():
 def test_a_reader_is_plain_once_the_reasoning_is_over():
     reader = ChoiceReader()
     assert reader.plain
-    reader.begin(Started((1,), reasoning=BEGUN))
+    reader.begin(Admitted(prompt_token_ids=(1,), reasoning=asdict(BEGUN)))
     seen = []
     for text in ("a", "</think>", "\n", "b"):
         reader.read(Delta(text, [7]))

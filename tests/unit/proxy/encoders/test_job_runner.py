@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from support.data.items import bare_plan
+from support.data.job_events import of_job
 from support.waiting import until
 from triptych.base.errors import InternalError, InvalidRequest, Overloaded, TriptychError
 from triptych.base.metrics import ProxyMetrics
@@ -43,8 +44,8 @@ class Stream:
         self.runs = 0
         self.end: asyncio.Future[EncodeEvent] = asyncio.get_running_loop().create_future()
 
-    def plan(self, event: EncodeEvent = PLANNED) -> None:
-        self._planned(self._try_id, event)
+    def plan(self, event: EncodeEvent | None = None) -> None:
+        self._planned(self._try_id, event or job_events.planned(PLAN))
 
     def run(self) -> None:
         self.runs += 1
@@ -108,13 +109,26 @@ async def test_every_request_gets_its_workers_own_events_and_the_tower_runs_once
     assert p.want("s") is None, "it joins the job"
     (stream,) = p.streams
     stream.plan()
-    assert p.told["r"] == p.told["s"] == [JobEvent(KEY, PLANNED, "e:1")]
+    assert p.told["r"] == p.told["s"] == [of_job(KEY, PLANNED, "e:1")]
     assert stream.runs == 0
     p.runner.admit("r")
     assert stream.runs == 1
     await p.end(ready(), 2)
-    end = JobEvent(KEY, ready(), "e:1", ("epoch", 3))
+    end = of_job(KEY, ready(), "e:1")
+    end.store_epoch, end.clock_jumps = "epoch", 3
     assert p.told["r"][1:] == p.told["s"][1:] == p.stored == [end]
+
+
+async def test_what_a_worker_says_of_itself_and_of_another_item_is_not_read(p: Proxy) -> None:
+    p.want()
+    p.streams[0].plan(of_job("other", job_events.planned(PLAN), "elsewhere"))
+    lie = of_job("other", ready(), "elsewhere")
+    lie.store_epoch, lie.clock_jumps = "theirs", 9
+    p.runner.admit("r")
+    await p.end(lie, 2)
+    told = [(event.mm_hash, event.address) for event in p.told["r"]]
+    assert told == [(KEY, "e:1")] * 2
+    assert (p.told["r"][1].store_epoch, p.told["r"][1].clock_jumps) == ("epoch", 3)
 
 
 async def test_a_request_that_comes_after_the_plan_or_the_end_is_told_at_once(p: Proxy) -> None:
@@ -122,7 +136,7 @@ async def test_a_request_that_comes_after_the_plan_or_the_end_is_told_at_once(p:
     p.streams[0].plan()
     p.want("late")
     await until(lambda: p.told["late"], "the plan")
-    assert p.told["late"] == [JobEvent(KEY, PLANNED, "e:1")]
+    assert p.told["late"] == [of_job(KEY, PLANNED, "e:1")]
     await p.end(ready(), 2)
     p.want("later", looked_up=0.5)
     await until(lambda: p.told["later"], "the end")
@@ -141,8 +155,8 @@ async def test_an_item_that_cannot_be_encoded_ends_with_the_workers_error(p: Pro
     p.want()
     await p.end(job_events.failed(InvalidRequest("image: broken", param="image"), retryable=False))
     (told,) = p.told["r"]
-    assert (told.kind, told.address, told.event.failed.retryable) == ("failed", "e:1", False)
-    assert (told.event.failed.error.message, told.event.failed.error.param) == ("image: broken", "image")
+    assert (told.WhichOneof("body"), told.address, told.failed.retryable) == ("failed", "e:1", False)
+    assert (told.failed.error.message, told.failed.error.param) == ("image: broken", "image")
     assert len(p.runner.table) == 0
 
 
@@ -151,8 +165,8 @@ async def test_a_failed_try_is_told_and_followed_by_another(p: Proxy, end: Any) 
     p.want()
     await p.end(end)
     (told,) = p.told["r"]
-    assert (told.kind, told.address, told.event.failed.retryable) == ("failed", "e:1", True)
-    assert told.event.failed.error.message == "full"
+    assert (told.WhichOneof("body"), told.address, told.failed.retryable) == ("failed", "e:1", True)
+    assert told.failed.error.message == "full"
     p.now += backoff.LAST_BACKOFF
     await until(lambda: len(p.streams) == 2, "the next try")
 
@@ -163,9 +177,9 @@ async def test_an_item_at_which_workers_have_bugs_again_and_again_is_given_up(p:
         await until(lambda count=count: len(p.streams) == count, "a try")  # type: ignore[misc]
         await p.end(job_events.failed(InternalError("a bug"), retryable=True), count)
         p.now += backoff.LAST_BACKOFF
-    retried = [told.event.failed.retryable for told in p.told["r"]]
+    retried = [told.failed.retryable for told in p.told["r"]]
     assert retried == [True] * (MAX_INTERNAL_ERRORS - 1) + [False]
-    assert p.told["r"][-1].event.failed.error.message == "a bug"
+    assert p.told["r"][-1].failed.error.message == "a bug"
 
 
 async def test_a_worker_whose_plan_makes_no_sense_is_left(p: Proxy) -> None:
@@ -174,5 +188,5 @@ async def test_a_worker_whose_plan_makes_no_sense_is_left(p: Proxy) -> None:
     bad.ready.plan.dtype = "float7"
     await p.end(bad)
     (told,) = p.told["r"]
-    assert told.event.failed.retryable and "dtype" in told.event.failed.error.message
+    assert told.failed.retryable and "dtype" in told.failed.error.message
     assert p.stored == []

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -186,10 +187,12 @@ def test_work_of_one_tenant_keeps_its_order_and_a_tenant_that_comes_late_is_next
     assert (turns.draw("b").number, turns.draw("b").number) == (11, 12)
 
 
-def test_tenants_that_have_gone_are_forgotten() -> None:
+@pytest.mark.parametrize("at_once", [1, 500])
+def test_tenants_that_have_gone_are_forgotten(at_once: int) -> None:
     turns = FairTurns()
-    for number in range(1000):
-        turns.begin(turns.draw(f"tenant {number}").number)
+    for first in range(0, 1000, at_once):
+        drawn = [turns.draw(f"tenant {first + number}") for number in range(at_once)]
+        turns.begin(drawn[-1].number, *drawn)
     assert len(turns._drawn) <= 65
 
 

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
+from triptych.base.delta import Delta
 from triptych.base.types import FinishReason, Usage
 from triptych.protos import proxy_pb2
-from triptych.proxy.call.chat import Delta, Done, Started, Timings
+from triptych.protos.pd_pb2 import Admitted
+from triptych.proxy.call.chat import Done, Timings
 from triptych.proxy.call.tool_formats import FORMATS
 from triptych.proxy.call.tools import CallForm, ToolUse
 from triptych.proxy.grpc.server import _Events
@@ -31,7 +33,10 @@ def events_of(
 ) -> list[proxy_pb2.ChatEvent]:
     """All events of an output that comes in these pieces."""
     events = _Events(False, ToolUse(form=form), 1)
-    outputs = [Started((1,), tool_format=tool_format), *(Delta(text, (5,)) for text in texts)]
+    outputs = [
+        Admitted(prompt_token_ids=(1,), tool_format=tool_format),
+        *(Delta(text, (5,)) for text in texts),
+    ]
     found = [events.of(output) for output in (*outputs, Done(FinishReason.STOP, Usage(1, 1), Timings()))]
     return [event for event in found if event is not None]
 

@@ -9,19 +9,15 @@ import pytest
 
 from support.data.items import make_plan
 from support.data.job_events import job_planned, job_ready, job_waits
+from support.data.pd_events import pd_admitted, pd_finished, pd_loaded, pd_missing
 from support.fakes.live_view import call_record
-from triptych.base.types import PDTimings, Usage
-from triptych.proxy.call.chat import Started
 from triptych.proxy.events import (
     Accepted,
-    Admitted,
     Fetched,
-    Finished,
     FirstToken,
     JobEvent,
-    LoadReported,
     LookedUp,
-    MissReported,
+    WorkerEvent,
 )
 from triptych.proxy.live.objects import StageSpan, Waterfall
 from triptych.proxy.live.timeline import TIMED_ITEMS, RequestTimeline
@@ -31,7 +27,7 @@ from triptych.proxy.requests.recorder import Event
 
 START, PD, PD2, ENCODER = 100.0, "pd:1", "pd:2", "encoder:1"
 PLAN = make_plan(rows=4, width=8)
-STARTED = Started((7,))
+IDS = (7,)
 
 
 class Script:
@@ -91,8 +87,8 @@ def ready(item: str, preprocess: float, encode: float, save: float, address: str
     return job_ready(item, PLAN, preprocess=preprocess, encode=encode, save=save, address=address)
 
 
-def finished(attempt: int, prefill: float, decode: float) -> Finished:
-    return Finished(attempt, "stop", Usage(7, 3), PDTimings(prefill=prefill, decode=decode))
+def finished(attempt: int, prefill: float, decode: float) -> WorkerEvent:
+    return pd_finished(attempt, 7, 3, prefill=prefill, decode=decode)
 
 
 def planned(script: Script, *items: str) -> None:
@@ -103,9 +99,9 @@ def planned(script: Script, *items: str) -> None:
 
 def answered(script: Script, attempt: int = 1, pd: str = PD, since: float = 0.0) -> None:
     """Submitted at 4 s, with a PD worker by 5 s, admitted at 6 s."""
-    script.at(4.0 + since, Submit(attempt, None, frozenset()))
+    script.at(4.0 + since, Submit(attempt))
     script.at(5.0 + since, Accepted(attempt), pd=pd)
-    script.at(6.0 + since, Admitted(attempt, STARTED, ()), pd=pd)
+    script.at(6.0 + since, pd_admitted(attempt, IDS, ()), pd=pd)
 
 
 def test_every_stage_of_a_request_with_an_item_has_its_span() -> None:
@@ -114,7 +110,7 @@ def test_every_stage_of_a_request_with_an_item_has_its_span() -> None:
     script.at(4.0, job_planned("a", PLAN))
     answered(script)
     script.at(10.0, ready("a", 1.5, 2.0, 0.5))
-    script.at(11.0, LoadReported(1, "a", 0.75))
+    script.at(11.0, pd_loaded(1, "a", 0.75))
     script.at(13.0, FirstToken())
     script.at(15.0, finished(1, 1.5, 2.0))
     script.at(15.0, EndAttempt(cancel=False))
@@ -148,10 +144,10 @@ def test_an_embedding_that_the_store_has_lost_is_encoded_again() -> None:
     script.at(1.0, fetched("a", seconds=0.0))
     script.at(2.0, LookedUp({"a": PLAN}))
     answered(script)
-    script.at(7.0, MissReported(1, "a"))
+    script.at(7.0, pd_missing(1, "a"))
     script.at(7.0, StartJobs(("a",), re_encode=True))
     script.at(9.0, ready("a", 0.1, 0.5, 0.1))
-    script.at(9.5, LoadReported(1, "a", 0.2))
+    script.at(9.5, pd_loaded(1, "a", 0.2))
     found = script.shown(10.0)
     assert "not found" in notes(found) and "the store had lost it" in notes(found)
     assert of_item(found)[-1] == ("load", PD, 9.3, 9.5)
@@ -164,7 +160,7 @@ def test_a_second_attempt_is_seen_and_late_moments_of_the_first_are_not() -> Non
     script.at(8.0, FirstToken())
     script.at(9.0, EndAttempt(cancel=False))
     answered(script, 2, PD2, since=6.0)
-    script.at(13.0, Admitted(1, STARTED, ()))
+    script.at(13.0, pd_admitted(1, IDS, ()))
     script.at(20.0, finished(2, 2.0, 3.0))
     found = script.shown(20.0)
     assert tiles(found)[-6:] == [
@@ -193,7 +189,7 @@ def test_it_adds_up_whatever_a_worker_reports(prefill: float, decode: float) -> 
     planned(script, "a")
     answered(script)
     script.at(7.0, ready("a", prefill, decode, prefill))
-    script.at(8.0, LoadReported(1, "a", decode))
+    script.at(8.0, pd_loaded(1, "a", decode))
     script.at(9.0, FirstToken())
     script.at(10.0, finished(1, prefill, decode))
     script.shown(10.0)
@@ -219,9 +215,9 @@ def test_a_wait_for_items_says_what_the_last_of_them_waits_for() -> None:
     script.at(4.0, job_planned("a", PLAN), job_planned("b", PLAN))
     answered(script)
     script.at(7.0, ready("a", 1.0, 0.5, 0.5))
-    script.at(8.0, LoadReported(1, "a", 0.1))
+    script.at(8.0, pd_loaded(1, "a", 0.1))
     script.at(10.0, ready("b", 1.5, 2.0, 0.5))
-    script.at(11.0, LoadReported(1, "b", 0.75))
+    script.at(11.0, pd_loaded(1, "b", 0.75))
     waits = [(s.awaits, s.start, s.end, s.note) for s in script.shown(12.0).spans if s.name == "wait"]
     assert waits[2:] == [
         ("queue", 2.0, 3.0, "for item 1: queue"),
@@ -240,7 +236,7 @@ def test_a_segment_of_a_video_has_its_title() -> None:
     script.at(1.0, Fetched({"a": "", "b": ""}, 0.5, titles))
     script.at(2.0, LookedUp({}), job_waits("a"), job_waits("b"))
     answered(script)
-    script.at(7.0, ready("a", 1.0, 0.5, 0.5), LoadReported(1, "a", 0.1))
+    script.at(7.0, ready("a", 1.0, 0.5, 0.5), pd_loaded(1, "a", 0.1))
     script.at(10.0, ready("b", 1.5, 2.0, 0.5))
     found = script.shown(12.0)
     assert found.titles == list(titles)

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from triptych.base.engine_beat import SLOW_FACTOR
+from triptych.base.errors import InvalidRequest
 from triptych.protos import pd_pb2
+from triptych.proxy.events import Refused
 from triptych.proxy.pd import router as module
 from triptych.proxy.pd.router import PDRouter
 from triptych.proxy.pd.stall_watch import StallWatch
@@ -119,7 +121,9 @@ def make_request(attempt: int) -> Any:
         call=SimpleNamespace(tenant="", prompt=(1,), encoder=None, sampling=SimpleNamespace(max_tokens=1)),
         bound=SimpleNamespace(model_key="m"),
         content=SimpleNamespace(items=(), chain=()),
-        lifecycle=SimpleNamespace(attempt=attempt, ended=False, items={}, output_token_ids=[]),
+        lifecycle=SimpleNamespace(
+            attempt=attempt, ended=False, items={}, prompt_token_ids=None, output_token_ids=[]
+        ),
         link=None,
         output=SimpleNamespace(paused=False),
         stale_link=None,
@@ -144,17 +148,34 @@ async def test_an_attempt_that_is_over_in_the_moment_of_its_hand_over_reaches_no
     accepted: list[int] = []
     events: Any = SimpleNamespace(deliver=lambda request_id, event: accepted.append(event.attempt))
     transport: Any = SimpleNamespace(open_link=lambda *_: link)
-    monkeypatch.setattr(module, "submit_message", lambda request, order, proxy_id, timeout: order)
-    monkeypatch.setattr(module, "min_tokens", lambda call, items, resume: 1)
+    monkeypatch.setattr(module, "submit_message", lambda request, *_, **__: request.lifecycle)
+    monkeypatch.setattr(module, "min_tokens", lambda call, *_: 1)
     router = PDRouter(pool, "proxy", transport, events, lambda: 0.0)
     router.sync()
     request = make_request(1)
 
-    router.submit(request, Submit(1, None, frozenset(), frozenset()))
+    router.submit(request, Submit(1))
     request.lifecycle.attempt = 2  # before its hand-over has run
     router.release(request, EndAttempt(cancel=True, now=True))
-    router.submit(request, Submit(2, None, frozenset(), frozenset()))
+    router.submit(request, Submit(2))
     while not accepted:
         await asyncio.sleep(0)
     await router.close()
     assert link.submitted == accepted == [2]
+
+
+@pytest.mark.parametrize(("resumes", "told"), [(False, [Refused]), (True, [])])
+async def test_a_request_too_long_for_every_worker_is_refused_unless_it_was_under_way(
+    monkeypatch: pytest.MonkeyPatch, resumes: bool, told: list[type]
+) -> None:
+    pool: Any = SimpleNamespace(
+        workers={}, well=lambda kind: [], silent=lambda kind: [], max_model_lens=lambda key: [8]
+    )
+    delivered: list[type] = []
+    events: Any = SimpleNamespace(deliver=lambda request_id, event: delivered.append(type(event)))
+    monkeypatch.setattr(module, "min_tokens", lambda call, *_: 9)
+    monkeypatch.setattr(module, "too_long", lambda *_: InvalidRequest("too long"))
+    router = PDRouter(pool, "proxy", SimpleNamespace(), events, lambda: 0.0)  # type: ignore[arg-type]
+    router.submit(make_request(1), Submit(1, resumes=resumes))
+    await router.close()
+    assert delivered == told

@@ -14,7 +14,7 @@ from triptych.proxy.pd.waiting import WaitingSubmits
 from triptych.proxy.requests.instructions import Submit
 from triptych.proxy.requests.request import InFlightRequest
 
-ORDER = Submit(1, None, frozenset(), frozenset())
+ORDER = Submit(1)
 
 
 def request(name: str, order: int, *, resumed: bool = False) -> Any:

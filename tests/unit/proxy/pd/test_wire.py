@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych.base.types import PDTimings, SamplingParams
+from support.data.items import bare_plan
+from support.data.job_events import job_planned
+from support.data.pd_events import pd_admitted
+from triptych.base.types import SamplingParams
 from triptych.pd_worker.events.streams import StreamMessage
 from triptych.protos import common_pb2, pd_pb2
 from triptych.proxy.call.chat import ChatCall, RawPrompt
-from triptych.proxy.events import Finished, Lost, RequestEvent
+from triptych.proxy.events import Fetched, LookedUp, RequestEvent, lost, told
+from triptych.proxy.media.source import ItemMedia
 from triptych.proxy.pd.lengths import min_tokens, takes, too_long
 from triptych.proxy.pd.load_reports import FRESH_SECONDS, LoadReports
-from triptych.proxy.pd.wire import deliver, worker_event
-from triptych.proxy.requests.instructions import ResumeState
+from triptych.proxy.pd.wire import deliver, submit_message
+from triptych.proxy.requests.request import InFlightRequest
+from triptych.proxy.splitter import SplitItem, SplitRequest
+from triptych.proxy.workers import Binding
 
 
 class Events:
@@ -38,8 +44,7 @@ class Events:
         self.calls.append(("tokens", request_id))
 
     def deliver(self, request_id: str, event: RequestEvent) -> None:
-        backs_off = isinstance(event, Lost) and event.back_off
-        self.calls.append(("back off" if backs_off else type(event).__name__.lower(), request_id))
+        self.calls.append((told(event) or type(event).__name__.lower(), request_id))
 
 
 def tokens(request_id: str) -> pd_pb2.RequestEvent:
@@ -49,11 +54,8 @@ def tokens(request_id: str) -> pd_pb2.RequestEvent:
     )
 
 
-def ended(request_id: str, reason: str, code: str = "") -> pd_pb2.RequestEvent:
-    error = common_pb2.Error(code=code, message="no") if code else None
-    return pd_pb2.RequestEvent(
-        request_id=request_id, attempt=1, finished=pd_pb2.Finished(reason=reason, error=error)
-    )
+def ended(request_id: str, reason: str) -> pd_pb2.RequestEvent:
+    return pd_pb2.RequestEvent(request_id=request_id, attempt=1, finished=pd_pb2.Finished(reason=reason))
 
 
 def delivered(events: Events, *step: pd_pb2.RequestEvent) -> list[tuple[str, ...]]:
@@ -74,20 +76,10 @@ def test_an_event_that_makes_no_sense_fails_its_request_alone() -> None:
     ]
 
 
-def test_the_end_of_a_request_says_what_its_prompt_took_unless_its_worker_does_not_tell() -> None:
-    for end, work in ((pd_pb2.Finished(work_seconds=0.5), 0.5), (pd_pb2.Finished(), 0.0)):
-        end.reason = "stop"
-        event = worker_event(pd_pb2.RequestEvent(attempt=1, finished=end))
-        assert isinstance(event, Finished) and event.spent == PDTimings(work=work)
-
-
-def test_an_end_without_an_answer_goes_on_elsewhere_unless_the_request_is_at_fault() -> None:
-    ends = [ended("a", "abort"), ended("u", "error", "unavailable"), ended("i", "error", "invalid_request")]
-    assert delivered(Events(), *ends) == [("back off", "a"), ("back off", "u"), ("refused", "i")]
-
-
-def test_an_answers_end_is_finished() -> None:
-    assert delivered(Events(), ended("r", "stop")) == [("finished", "r")]
+def test_events_are_delivered_as_they_are_and_those_of_a_later_release_are_not() -> None:
+    end, later = ended("r", "stop"), pd_pb2.RequestEvent(request_id="r", attempt=1)
+    events = Events()
+    assert delivered(events, later, end) == [("finished", "r")]
 
 
 def step_of(*entries: tuple[str, list[int], str]) -> pd_pb2.StepEvents:
@@ -170,25 +162,63 @@ def call(prompt: RawPrompt | None = None, max_tokens: int | None = None, param: 
 
 
 #: One whose output fills the model length has only its end to be told: it is known whole.
-RESUMED = ResumeState((1,) * 20, (), (2,) * 5, 9)
+RESUMED = (20, 5)
 
 
 @pytest.mark.parametrize(
-    ("asked", "items", "resume", "tokens"),
+    ("asked", "items", "sent", "tokens"),
     [
-        (call("a long text"), (), None, 1),
-        (call(), (), None, 1),
-        (call(max_tokens=7), (), None, 7),
-        (call((1, 2, 3)), (), None, 4),
-        (call((1, 2, 3), 10), (), None, 13),
-        (call(max_tokens=2), (16, 16, 4), None, 38),
+        (call("a long text"), (), (), 1),
+        (call(), (), (), 1),
+        (call(max_tokens=7), (), (), 7),
+        (call((1, 2, 3)), (), (), 4),
+        (call((1, 2, 3), 10), (), (), 13),
+        (call(max_tokens=2), (16, 16, 4), (), 38),
         (call("text"), (16,), RESUMED, 25),
         (call("text", 5), (16,), RESUMED, 25),
         (call("text", 50), (16,), RESUMED, 70),
     ],
 )
-def test_ids_items_and_what_is_resumed_are_known_and_text_counts_nothing(asked, items, resume, tokens):
-    assert min_tokens(asked, items, resume) == tokens
+def test_ids_items_and_what_is_resumed_are_known_and_text_counts_nothing(asked, items, sent, tokens):
+    assert min_tokens(asked, items, *sent) == tokens
+
+
+def submitted(*, resumes: bool, keeps_items: bool) -> pd_pb2.SubmitRequest:
+    """The Submit of a request with an item in the store, one expected at its worker, and a new one."""
+    slots = tuple(SplitItem(key, cast(ItemMedia, None), "", {}) for key in "abca")
+    request = InFlightRequest(call(), 1, 10.0, "r", split=SplitRequest(b"[]", slots, ()))
+    request.binding = Binding("k", "n")
+    machine, plans = request.lifecycle, {key: bare_plan(key) for key in "abc"}
+    machine.deliver(Fetched(dict.fromkeys("abc", ""), 0.0))
+    machine.deliver(LookedUp({"a": plans["a"]}, {"b": plans["b"]}))
+    machine.deliver(job_planned("c", plans["c"]))
+    if resumes:
+        machine.deliver(pd_admitted(1, (7, 8, 9), [(0, 2)]))
+        machine.tokens(1, 0, [5], "ñ")
+        machine.deliver(lost(1))
+    return submit_message(request, "p", 3.0, keeps_items=keeps_items)
+
+
+@pytest.mark.parametrize("keeps_items", [True, False])
+def test_a_worker_is_told_of_every_slot_what_is_known_of_its_item(keeps_items: bool) -> None:
+    message = submitted(resumes=False, keeps_items=keeps_items)
+    held = pd_pb2.ITEM_STATE_UNENCODED if keeps_items else pd_pb2.ITEM_STATE_READY
+    states = [(slot.plan.mm_hash, slot.state) for slot in message.items]
+    ready, pending = pd_pb2.ITEM_STATE_READY, pd_pb2.ITEM_STATE_PENDING
+    assert states == [("a", ready), ("b", held), ("c", pending), ("a", ready)]
+    assert (message.request_id, message.attempt, message.proxy_id, message.timeout) == ("r", 1, "p", 3.0)
+    assert not message.HasField("resume")
+
+
+def test_the_next_worker_goes_on_from_the_prompt_and_the_output_of_the_last_one() -> None:
+    message = submitted(resumes=True, keeps_items=True)
+    assert message.attempt == 2
+    assert message.resume == pd_pb2.Resume(
+        prompt_token_ids=(7, 8, 9),
+        placements=[pd_pb2.ItemPlacement(offset=0, length=2)],
+        output_token_ids=(5,),
+        text_sent_chars=1,
+    )
 
 
 def test_a_limit_is_what_prompt_and_output_may_have_together() -> None:

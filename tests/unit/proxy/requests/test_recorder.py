@@ -6,37 +6,33 @@ import pytest
 
 from support.data.items import bare_plan, make_plan
 from support.data.job_events import job_failed, job_planned, job_ready
+from support.data.pd_events import pd_admitted, pd_finished, pd_missing
 from support.tracing.spans import KeptSpan, KeptSpans, TickingClock, kept_tracer, remote
 from triptych.base.errors import InvalidRequest, RequestError
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.tracing.server_span import ServerSpan
 from triptych.base.tracing.tracer import SpanKind
-from triptych.base.types import SamplingParams, Usage
+from triptych.base.types import SamplingParams
 from triptych.proxy.admission import make_choices
-from triptych.proxy.call.chat import ChatCall, Started
+from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.events import (
     Accepted,
-    Admitted,
     CallEnded,
     ClientLeft,
     EncodersBack,
     EncodersGone,
     Ended,
     Fetched,
-    Finished,
     FirstToken,
     JobEvent,
     LookedUp,
-    Lost,
-    MissReported,
     RequestEvent,
+    lost,
 )
-from triptych.proxy.requests.instructions import LookUpItems, ResumeState, Submit
+from triptych.proxy.requests.instructions import LookUpItems, Submit
 from triptych.proxy.requests.lifecycle import Lifecycle
 from triptych.proxy.requests.recorder import Event, Items, Recorder, RequestTrace
 from triptych.proxy.requests.request import Choices
-
-RESUME = ResumeState((1,), (), (2,), 0)
 
 
 class Watcher:
@@ -78,23 +74,19 @@ class Recorded:
         return [event for event, _, _ in self.watcher.seen]
 
 
-def attempt(number: int, resume: ResumeState | None = None) -> Submit:
-    return Submit(number, resume, frozenset())
-
-
 def test_events_reach_the_first_choices_view_in_order_and_with_their_moments() -> None:
     r = Recorded()
-    r.recorder.record(r.first, attempt(1))
+    r.recorder.record(r.first, Submit(1))
     r.clock.now = 101.0
-    r.recorder.record(r.second, attempt(1))
+    r.recorder.record(r.second, Submit(1))
     r.recorder.record(r.first, FirstToken())
-    assert r.watcher.seen == [(attempt(1), 100.0, ""), (FirstToken(), 101.0, "")]
+    assert r.watcher.seen == [(Submit(1), 100.0, ""), (FirstToken(), 101.0, "")]
 
 
 def test_a_view_sees_an_event_before_the_instructions_that_follow_from_it() -> None:
     r = Recorded()
-    r.recorder.record(r.first, FirstToken(), [LookUpItems(("a",)), attempt(1)])
-    assert [event for event, _, _ in r.watcher.seen] == [FirstToken(), LookUpItems(("a",)), attempt(1)]
+    r.recorder.record(r.first, FirstToken(), [LookUpItems(("a",)), Submit(1)])
+    assert [event for event, _, _ in r.watcher.seen] == [FirstToken(), LookUpItems(("a",)), Submit(1)]
 
 
 def test_a_call_ends_once_after_all_its_choices() -> None:
@@ -124,7 +116,7 @@ def test_what_nobody_watches_has_no_views(ratio: float | None) -> None:
 def test_a_sampled_call_has_a_trace_of_every_choice() -> None:
     r = Recorded(ratio=1.0)
     for request in r.choices.requests:
-        r.recorder.record(request, attempt(1))
+        r.recorder.record(request, Submit(1))
     r.recorder.close(r.choices, None)
     choices = [span.attributes.get("triptych.request.choice") for span in r.kept.all("PD attempt")]
     assert choices == [None, 1]
@@ -132,8 +124,8 @@ def test_a_sampled_call_has_a_trace_of_every_choice() -> None:
 
 def test_resumes_and_resubmissions_are_counted_apart_whether_anybody_watches_or_not() -> None:
     r = Recorded(watched=False)
-    for order in (attempt(1), attempt(2), attempt(3, RESUME), attempt(4, RESUME)):
-        r.recorder.record(r.first, Lost(1), [order])
+    for order in (Submit(1), Submit(2), Submit(3, resumes=True), Submit(4, resumes=True)):
+        r.recorder.record(r.first, lost(1), [order])
     (family,) = r.metrics.resumes.collect()
     counts = {
         sample.labels["reason"]: sample.value for sample in family.samples if sample.name.endswith("_total")
@@ -180,7 +172,7 @@ class Traced:
         self.deliver(job_ready(key, bare_plan(key), encode=0.1, save=0.1), at)
 
     def finish(self, at: float) -> None:
-        self.deliver(Finished(self.machine.attempt, "stop", Usage(5, 3, 2)), at)
+        self.deliver(pd_finished(self.machine.attempt, 5, 3, 2), at)
 
     def attempts(self) -> list[KeptSpan]:
         return self.kept.all("PD attempt")
@@ -194,7 +186,7 @@ def test_a_request_with_an_item_has_all_its_stages() -> None:
     t.deliver(job_planned(FIRST, bare_plan(FIRST)), 103.0)
     attempt = t.trace.attempt
     t.accept(103.5)
-    t.deliver(Admitted(1, Started((7, 8)), [(0, 1)]), 104.0)
+    t.deliver(pd_admitted(1, (7, 8), [(0, 1)]), 104.0)
     t.ready(FIRST, 105.0)
     t.finish(108.0)
     spans = {s.name: (s.start, s.end) for s in t.kept.spans if s.name != "fetch"}
@@ -222,20 +214,20 @@ def test_a_lost_worker_is_a_failed_attempt_and_a_second_one() -> None:
     t.begin(101.0)
     t.accept(102.0)
     first = t.trace.attempt
-    t.deliver(Lost(1), 103.0)
+    t.deliver(lost(1), 103.0)
     assert t.trace.attempt != first
     t.accept(104.0)
     t.finish(105.0)
-    lost, done = t.attempts()
-    assert (lost.error, lost.end, done.error) == ("worker_lost", 103.0, "")
-    assert lost.attributes["error.type"] == "worker_lost"
-    assert [s.attributes["triptych.request.attempt"] for s in (lost, done)] == [1, 2]
+    gone, done = t.attempts()
+    assert (gone.error, gone.end, done.error) == ("worker_lost", 103.0, "")
+    assert gone.attributes["error.type"] == "worker_lost"
+    assert [s.attributes["triptych.request.attempt"] for s in (gone, done)] == [1, 2]
 
 
 def test_a_late_acceptance_is_not_the_next_attempts() -> None:
     t = Traced()
     t.begin(101.0)
-    t.deliver(Lost(1), 103.0)
+    t.deliver(lost(1), 103.0)
     t.see(Accepted(1), 104.0)
     t.accept(105.0)
     t.finish(106.0)
@@ -248,7 +240,7 @@ def test_a_lost_item_is_encoded_again_under_a_span_of_its_own() -> None:
     t.begin(101.0)
     t.look_up(102.0, FIRST, SECOND)
     t.accept(102.5)
-    t.deliver(MissReported(1, FIRST, ""), 103.0)
+    t.deliver(pd_missing(1, FIRST, ""), 103.0)
     t.ready(FIRST, 104.0)
     t.finish(105.0)
     again = t.kept.one("encode item")

@@ -11,22 +11,22 @@ import pytest
 
 from support.data.items import bare_plan, make_plan
 from support.data.job_events import job_failed, job_planned, job_ready, job_waits
+from support.data.pd_events import pd_admitted, pd_finished, pd_loaded
 from support.waiting import until
+from triptych.base.delta import Delta
 from triptych.base.errors import InvalidRequest, RequestError
-from triptych.base.types import FinishReason, ItemPlan, PDTimings, SamplingParams, Usage
+from triptych.base.types import FinishReason, ItemPlan, SamplingParams, Usage
+from triptych.protos.pd_pb2 import Admitted
 from triptych.proxy.admission import WHOLE_BATCH, make_choices
-from triptych.proxy.call.chat import ChatCall, Delta, Done, Started, Timings
+from triptych.proxy.call.chat import ChatCall, Done, Timings
 from triptych.proxy.events import (
     Accepted,
-    Admitted,
     ClientLeft,
     Fetched,
-    Finished,
     JobEvent,
-    LoadReported,
     LookedUp,
-    Lost,
     RequestEvent,
+    lost,
 )
 from triptych.proxy.live.timeline import RequestTimeline
 from triptych.proxy.media.source import ItemMedia
@@ -77,11 +77,15 @@ def test_ids_say_nothing_of_the_label_and_are_never_drawn_twice() -> None:
 async def test_outputs_carry_their_choice_and_the_prompt_is_reported_once() -> None:
     choices = made(2)
     first, second = choices.requests
-    second.emit(Started((1, 2)))
-    first.emit(Started((1, 2)))
+    second.emit(Admitted(prompt_token_ids=(1, 2)))
+    first.emit(Admitted(prompt_token_ids=(1, 2)))
     second.output.put(Delta("b", [4]))
     first.output.put(Delta("a", [3]))
-    assert await choices.output.drain() == [Started((1, 2)), Delta("b", [4], (), 1), Delta("a", [3], (), 0)]
+    assert await choices.output.drain() == [
+        Admitted(prompt_token_ids=(1, 2)),
+        Delta("b", [4], (), 1),
+        Delta("a", [3], (), 0),
+    ]
 
 
 async def test_the_last_choice_to_end_has_the_usage_of_all() -> None:
@@ -173,8 +177,8 @@ def ready(*, stored: bool) -> JobEvent:
 
 
 def test_an_item_is_named_by_its_place_among_the_requests_items() -> None:
-    fetched, loaded = Fetched({"a": "", "b": ""}, 0.5), LoadReported(1, "b", 0.0)
-    timeline = observed(fetched, Submit(1, None, frozenset()), loaded)
+    fetched, loaded = Fetched({"a": "", "b": ""}, 0.5), pd_loaded(1, "b", 0.0)
+    timeline = observed(fetched, Submit(1), loaded)
     assert timeline.items == 2
     assert [moment.item for moment in timeline.moments] == [None, None, 1]
 
@@ -194,15 +198,15 @@ def test_a_try_that_has_failed_is_shown_with_its_reason_and_the_jobs_end_is_not(
 
 
 def test_a_job_shows_whose_it_is_and_where_its_item_was_planned() -> None:
-    planned = JobEvent("a", job_planned("a", PLAN).event, "encoder:1")
+    planned = job_planned("a", PLAN, "encoder:1")
     waits, shown = observed(Fetched({"a": ""}, 0.5), job_waits("a", "joined"), planned).moments[1:]
     assert (waits.kind, waits.note, waits.where) == ("waits", "joined", "")
     assert (shown.kind, shown.where) == ("planned", "encoder:1")
 
 
 def test_of_what_the_jobs_are_told_only_an_item_that_its_worker_held_is_shown() -> None:
-    loaded = LoadReported(1, "a", 0.0)
-    told = (TellJobs(Admitted(1, Started((7,)), ())), TellJobs(loaded), TellJobs(loaded, held=True))
+    loaded = pd_loaded(1, "a", 0.0)
+    told = (TellJobs(pd_admitted(1, (7,), ())), TellJobs(loaded), TellJobs(loaded, held=True))
     timeline = observed(Fetched({"a": ""}, 0.5), *told)
     (moment,) = timeline.moments[1:]
     assert (moment.kind, moment.item, timeline.loaded) == (TellJobs, 0, 1)
@@ -210,12 +214,12 @@ def test_of_what_the_jobs_are_told_only_an_item_that_its_worker_held_is_shown() 
 
 def test_the_end_has_the_cached_tokens_and_the_pd_workers_seconds() -> None:
     timeline = observed(
-        Submit(2, None, frozenset()),
-        Finished(1, "stop", Usage(9, 1), PDTimings(prefill=7.0)),
-        Finished(2, "stop", Usage(9, 1, cached_tokens=6), PDTimings(prefill=0.25, decode=0.75)),
+        Submit(2),
+        pd_finished(1, 9, 1, prefill=7.0),
+        pd_finished(2, 9, 1, 6, prefill=0.25, decode=0.75),
     )
     assert timeline.cached_tokens == 6
-    (end,) = (moment for moment in timeline.moments if moment.kind is Finished)
+    (end,) = (moment for moment in timeline.moments if moment.kind == "finished")
     assert (end.attempt, end.spent) == (2, (0.25, 0.75))
 
 
@@ -253,16 +257,16 @@ def test_an_item_without_an_embedding_waits_for_encoders_and_one_that_is_stored_
     stored = looked_up(STORED)
     assert (stored.waits_for("encoder"), stored.waits_for("pd")) == (False, True)
     stored.deliver(Accepted(1))
-    stored.deliver(Admitted(1, Started((7,)), [(0, 1)]))
-    stored.deliver(LoadReported(1, "a"))
+    stored.deliver(pd_admitted(1, (7,), [(0, 1)]))
+    stored.deliver(pd_loaded(1, "a"))
     assert not stored.waits_for("pd")
 
 
 def test_an_attempt_elsewhere_has_loaded_nothing_yet() -> None:
     machine = looked_up(STORED)
     machine.deliver(Accepted(1))
-    machine.deliver(LoadReported(1, "a"))
-    machine.deliver(Lost(1))
+    machine.deliver(pd_loaded(1, "a"))
+    machine.deliver(lost(1))
     assert machine.waits_for("pd")
 
 

@@ -4,9 +4,9 @@ import pytest
 
 from support.data.items import bare_plan
 from support.data.job_events import job_planned, job_ready
+from support.data.pd_events import pd_admitted, pd_finished
 from triptych.base.scaling import PoolDemand, ScalingRules, WorkerGroup
-from triptych.base.types import ItemPlan, PDTimings, Usage
-from triptych.proxy.call.chat import Started
+from triptych.base.types import ItemPlan
 from triptych.proxy.encoders.job import EncoderSlot, JobState
 from triptych.proxy.encoders.job_table import EncoderJobTable
 from triptych.proxy.encoders.loads import (
@@ -18,11 +18,10 @@ from triptych.proxy.encoders.loads import (
     outstanding_prompts,
 )
 from triptych.proxy.events import (
-    Admitted,
     Fetched,
-    Finished,
     LookedUp,
-    Lost,
+    WorkerEvent,
+    lost,
 )
 from triptych.proxy.ports import PDLoadReport
 from triptych.proxy.requests.lifecycle import Lifecycle
@@ -240,7 +239,7 @@ def test_a_pd_pool_keeps_its_size_between_prompts_that_come_now_and_then_and_shr
     assert set(sizes[:600]) == {3} and sizes[-1] == 1
 
 
-def observed(model: PromptWork, machine: Lifecycle, *events: Admitted | Finished) -> None:
+def observed(model: PromptWork, machine: Lifecycle, *events: WorkerEvent) -> None:
     for event in events:
         model.observe(machine, event, "k", 100.0)
         machine.deliver(event)
@@ -249,18 +248,20 @@ def observed(model: PromptWork, machine: Lifecycle, *events: Admitted | Finished
 def test_a_prompt_arrives_once_however_many_workers_it_is_at_and_its_last_one_tells_what_it_takes() -> None:
     learnt, machine = PromptWork(), Lifecycle()
     machine.deliver(Fetched({}, 0.0))
-    admitted = Admitted(1, Started((5,) * 60), [])
+    admitted = pd_admitted(1, (5,) * 60, [])
     assert machine.awaits_prefill and machine.prompt_tokens is None
     observed(learnt, machine, admitted)
-    machine.deliver(Lost(1))
-    late = Finished(1, "stop", Usage(60, 1), PDTimings(work=9.0))
-    observed(learnt, machine, Admitted(2, admitted.started, []), late)
+    machine.deliver(lost(1))
+    late = pd_finished(1, 60, 1, work=9.0)
+    observed(learnt, machine, pd_admitted(2, (5,) * 60), late)
     assert machine.awaits_prefill and machine.prompt_tokens == 60
     assert learnt.arrived.rates(100.0)[1].patches == pytest.approx(1.0)
     assert not learnt.model.kinds
     machine.tokens(2, 0, [7], "")
     assert not machine.awaits_prefill
-    observed(learnt, machine, Finished(2, "stop", Usage(60, 1), PDTimings(work=0.5)))
+    observed(learnt, machine, pd_finished(2, 60, 1, work=7.0, reason="abort"))
+    assert not learnt.model.kinds
+    observed(learnt, machine, pd_finished(3, 60, 1, work=0.5))
     assert learnt.model.work(60, "k") == pytest.approx(0.5)
 
 
@@ -271,7 +272,7 @@ def test_a_prompt_whose_item_is_still_encoded_waits_for_no_pd_worker_unless_it_h
     item = ItemPlan("a", SPACE, "image", 4, 1, "float32", 300)
     machine.deliver(job_planned("a", item))
     assert machine.awaits_prefill and machine.prompt_tokens == 300
-    machine.deliver(Admitted(1, Started((5,) * 310), [(0, 300)]))
+    machine.deliver(pd_admitted(1, (5,) * 310, [(0, 300)]))
     assert not machine.awaits_prefill
     machine.deliver(job_ready("a", item))
     assert machine.awaits_prefill and machine.prompt_tokens == 310

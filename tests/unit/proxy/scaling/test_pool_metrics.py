@@ -5,15 +5,20 @@ from __future__ import annotations
 import gc
 import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from triptych.base.config import ProxyConfig
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.types import WorkerInfo
 from triptych.proxy.scaling.autoscaler import ColdStarts
-from triptych.proxy.scaling.upkeep import PoolMetrics, release_memory
+from triptych.proxy.scaling.upkeep import PoolMetrics, Upkeep, release_memory
 from triptych.proxy.workers import KnownWorkers, Worker
+from triptych.registry.leases import Leases
+from triptych.registry.registry import Registry
 from triptych.store.bulk import StoreMemory
+from triptych.store.control import StoreUnavailable
 
 
 class Workers(KnownWorkers):
@@ -93,7 +98,19 @@ class Node:
     other: Node
 
 
-async def test_a_cycle_that_no_collection_has_seen_is_gone_once_memory_is_released() -> None:
+async def no_store(_: object) -> None:
+    raise StoreUnavailable("the store is away")
+
+
+def upkeep_without_a_store(monkeypatch: pytest.MonkeyPatch) -> Upkeep:
+    for kept in (Registry, Leases):
+        monkeypatch.setattr(kept, "collect_dead", no_store)
+    return Upkeep(ProxyConfig(), SimpleNamespace(control=None), None, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("who", ["itself", "upkeep"])
+async def test_a_cycle_that_no_collection_has_seen_is_gone_once_memory_is_released(who, monkeypatch):
+    release = release_memory if who == "itself" else upkeep_without_a_store(monkeypatch).collect
     gc.disable()
     try:
         one, two = Node(), Node()
@@ -101,7 +118,7 @@ async def test_a_cycle_that_no_collection_has_seen_is_gone_once_memory_is_releas
         gone = weakref.ref(one)
         del one, two
         assert gone() is not None
-        await release_memory()
+        await release()
         assert gone() is None
     finally:
         gc.enable()

@@ -19,7 +19,6 @@ from triptych.base.types import MMFeature
 from triptych.pd_worker.core.items.item import MARK_SECONDS, ItemStatus, ItemTable
 from triptych.pd_worker.core.kv_cache.block_pool import PrefixChain
 from triptych.pd_worker.core.request import RequestState
-from triptych.pd_worker.core.request_events import ItemLoaded
 
 
 def attributes(thing: object) -> Iterator[Any]:
@@ -141,7 +140,7 @@ def test_items_in_the_prompt_have_four_owners(make: Make) -> None:
     engine = make(host_blocks=16)
     engine.add(*(make_request(name, 30, features, max_tokens=40, ready=()) for name in "ab"))
     assert in_flight(engine, features) == OWNERS
-    assert engine.of(ItemLoaded) and not list(engine.items.table)
+    assert engine.of("item_loaded") and not list(engine.items.table)
 
 
 def test_a_cross_item_has_the_same_four_owners_while_its_table_is_shared_and_in_host_memory(make):

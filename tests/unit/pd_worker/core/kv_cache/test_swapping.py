@@ -24,7 +24,6 @@ from support.engine.engine_requests import (
 from triptych.base.types import FinishReason, MMFeature
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import SwapManager
 from triptych.pd_worker.core.outputs import SchedulerOutput
-from triptych.pd_worker.core.request_events import RequestFinished
 
 
 @pytest.fixture
@@ -51,7 +50,7 @@ def preempted(outputs: list[SchedulerOutput]) -> list[str]:
 
 
 def reasons(engine: ModellessEngine) -> set[FinishReason]:
-    return {event.reason for event in engine.events if isinstance(event, RequestFinished)}
+    return {event.finished.reason for event in engine.of("finished")}
 
 
 def two_of(kind: str, engine: ModellessEngine) -> None:

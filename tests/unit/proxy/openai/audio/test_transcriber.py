@@ -10,9 +10,11 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from triptych.base.delta import Delta
 from triptych.base.errors import InvalidRequest
 from triptych.base.types import TimestampTokens
-from triptych.proxy.call.chat import ChatCall, Delta, Output, Started
+from triptych.protos.pd_pb2 import Admitted
+from triptych.proxy.call.chat import ChatCall, Output
 from triptych.proxy.http.form_body import Form
 from triptych.proxy.openai.audio.chat_transcriber import ChatTranscriber
 from triptych.proxy.openai.audio.endpoint import whole_reply
@@ -103,7 +105,7 @@ class Backend:
 
     async def chat(self, call: ChatCall, context: CallContext) -> AsyncGenerator[list[Output], None]:
         self.calls.append(call)
-        yield [Started((1, 2), frames=(0, 250, 250))]
+        yield [Admitted(prompt_token_ids=(1, 2), frames=(0, 250, 250))]
         for text in self.texts:
             yield [Delta(text, ())]
 

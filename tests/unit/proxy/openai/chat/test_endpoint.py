@@ -7,10 +7,12 @@ from typing import Any
 import msgspec
 
 from triptych.base.config import ProxyConfig
+from triptych.base.delta import Delta
 from triptych.base.errors import Unavailable
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.types import FinishReason, Usage
-from triptych.proxy.call.chat import Delta, Done, Output, Started, Timings
+from triptych.protos.pd_pb2 import Admitted
+from triptych.proxy.call.chat import Done, Output, Timings
 from triptych.proxy.openai.chat.endpoint import ApiLimits, ChatEndpoint, ChatStream
 from triptych.proxy.openai.chat.request import ChatReplyOptions, parse_body
 from triptych.proxy.parsing.parsers import Parsers
@@ -35,7 +37,7 @@ def chunks(data: bytes) -> list[Any]:
 
 def test_a_batch_of_tokens_becomes_one_chunk_each_that_differ_in_the_text_alone() -> None:
     stream = ChatStream("id", "m", options())
-    stream.render([Started((1, 2)), Delta("a", [1])])
+    stream.render([Admitted(prompt_token_ids=(1, 2)), Delta("a", [1])])
     first, second = chunks(stream.render([Delta('"\n', [2]), Delta("", [3]), Delta("ñ", [4])]))
     assert first["choices"][0]["delta"] == {"content": '"\n'}
     assert second["choices"][0]["delta"] == {"content": "ñ"}
@@ -45,7 +47,7 @@ def test_a_batch_of_tokens_becomes_one_chunk_each_that_differ_in_the_text_alone(
 
 def test_tokens_before_the_end_in_one_batch_come_before_it() -> None:
     stream = ChatStream("id", "m", options(b', "stream_options": {"include_usage": true}'))
-    shown = chunks(stream.render([Started((1,)), Delta("a", [1]), Delta("b", [2]), DONE]))
+    shown = chunks(stream.render([Admitted(prompt_token_ids=(1,)), Delta("a", [1]), Delta("b", [2]), DONE]))
     assert [chunk["choices"][0]["delta"].get("content") for chunk in shown[:-1]] == ["", "a", "b", None]
     assert [chunk["usage"] for chunk in shown[:-1]] == [None] * 4
     assert shown[-1]["usage"]["completion_tokens"] == 2

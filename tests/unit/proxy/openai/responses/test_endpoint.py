@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from triptych.base.delta import Delta
 from triptych.base.types import FinishReason, PositionLogprobs, TokenLogprob, Usage
-from triptych.proxy.call.chat import Delta, Done, Started, Timings
+from triptych.protos.pd_pb2 import Admitted
+from triptych.proxy.call.chat import Done, Timings
 from triptych.proxy.openai.responses.endpoint import ResponseBook
 from triptych.proxy.openai.responses.request import LOGPROBS, parse_responses
 
@@ -15,7 +17,7 @@ def events_of(*outputs: Any, **body: Any) -> list[dict[str, Any]]:
     raw = json.dumps({"input": "x", "include": [LOGPROBS], **body}).encode()
     book = ResponseBook(parse_responses(raw, "r", max_images=1, timeout=9.0), "m")
     done = Done(FinishReason.STOP, Usage(1, 2, 0), Timings())
-    return list(book.take([Started((1,)), *outputs, done]))
+    return list(book.take([Admitted(prompt_token_ids=(1,)), *outputs, done]))
 
 
 def one(events: list[dict[str, Any]], kind: str) -> dict[str, Any]:
