@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from triptych.base.budgets import SharedBudget
-from triptych.pd_worker.server import MAX_QUERIES, MAX_WAITING
+from triptych.pd_worker.server import LARGE_MESSAGE, MAX_QUERIES, MAX_WAITING
 from triptych.pd_worker.worker import INPUT_THREADS
 
 BUDGETS: tuple[SharedBudget, ...] = (
@@ -18,7 +18,7 @@ BUDGETS: tuple[SharedBudget, ...] = (
     SharedBudget(
         "input threads",
         "prompts rendered, tokenised and checked at once",
-        f"{INPUT_THREADS} threads",
+        f"{INPUT_THREADS} threads, one of them for messages of up to {LARGE_MESSAGE >> 10} KiB",
         "turns",
         "they wait",
         made=("worker.py: ThreadPoolExecutor",),

@@ -39,6 +39,8 @@ MAX_QUERIES = 256
 MAX_WAITING = 1024
 #: Refusals that are remembered, for an attempt that is sent again.
 _MAX_REFUSALS = 256
+#: Bytes of a message above which its prompt may take more than ten milliseconds to prepare.
+LARGE_MESSAGE = 16 << 10
 #: Longest wait for the current step and submissions to end, when the worker is isolated.
 EMPTYING_SECONDS = 8.0
 
@@ -278,7 +280,12 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         self._nothing_read.clear()
         try:
             prepare = partial(self._input_processor.process, message, arrival)
-            request = await self._pool.run(message.tenant, prepare, partial(self._streams.holds, *name))
+            request = await self._pool.run(
+                message.tenant,
+                prepare,
+                partial(self._streams.holds, *name),
+                large=message.ByteSize() > LARGE_MESSAGE,
+            )
             if not self._streams.holds(*name):
                 raise Unavailable("the request was cancelled before it began")
             if trace is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -26,7 +27,7 @@ from triptych.pd_worker.ranks.share import decoder_threads_of_rank, share_of_ran
 from triptych.pd_worker.vllm.connection import check_engine, choose_engine, connected, vllm_program
 from triptych.pd_worker.vllm.own_server import own_server, with_dtype
 from triptych.pd_worker.vllm.pooled import probe_of
-from triptych.pd_worker.vllm.worker import VLLMWorker, load_front_model
+from triptych.pd_worker.vllm.worker import VLLMWorker, load_front_model, proven_tickets
 from triptych.pd_worker.worker import PDWorker
 from triptych.protos import pd_pb2_grpc
 from triptych.registry.registry import StoreReach
@@ -76,11 +77,13 @@ async def _serve_native(config: PDConfig, process: WorkerProcess) -> None:
 
 
 async def _serve_own(program: str, config: PDConfig, process: WorkerProcess) -> None:
-    async with own_server(config, program, process.stop) as served:
-        await _serve_vllm(served, process)
+    # Where the cluster has no token, what this worker says to its own vLLM is signed with one of theirs.
+    token = config.internal_token or secrets.token_hex(32)
+    async with own_server(config, program, process.stop, token) as served:
+        await _serve_vllm(served, process, token)
 
 
-async def _serve_vllm(config: PDConfig, process: WorkerProcess) -> None:
+async def _serve_vllm(config: PDConfig, process: WorkerProcess, token: str = "") -> None:
     task = read_task(Path(config.model))
     async with connected(config, process.stop, probe_of(task)) as engine:
         if engine is None:
@@ -88,13 +91,21 @@ async def _serve_vllm(config: PDConfig, process: WorkerProcess) -> None:
         info, health = engine.info, engine.health
         logger.info("vLLM %s serves %s, %d tokens", info.version, info.root, info.max_model_len)
         model = await asyncio.to_thread(in_short_lived_thread, load_front_model, config, info.max_model_len)
+        tickets = await proven_tickets(config, engine, token or config.internal_token)
         metrics, incarnation = PDMetrics(model.name), uuid.uuid4().hex
         server = WorkerServer(config, "pd", process)
         server.publish(metrics.registry)
         process.page.engine_metrics = engine.metrics_reader()
         async with worker_tracer(config, "pd", incarnation) as tracer:
             worker = VLLMWorker(
-                config, model, engine, process.store, metrics, tracer=tracer, incarnation=incarnation
+                config,
+                model,
+                engine,
+                process.store,
+                metrics,
+                tracer=tracer,
+                incarnation=incarnation,
+                tickets=tickets,
             )
             watch = ProcessWatch(server.health, [], config.stall_timeout, serves=lambda: health.up)
             await _serve(

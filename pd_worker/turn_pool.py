@@ -19,15 +19,18 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class _Work:
+    tenant: str
     run: Callable[[], Any]
     wanted: Callable[[], bool]
+    large: bool
     result: asyncio.Future[Any]
 
 
 class TurnPool:
     """An executor of which so many `places` are used; belongs to one event loop.
 
-    What waits for a place is no thread's yet: the tenant whose work has taken least time is next.
+    What waits for a place is no thread's yet: the tenant whose work has taken least time is next. Large work
+    has all places but one, so that small work waits for none of it.
     """
 
     def __init__(
@@ -35,15 +38,23 @@ class TurnPool:
     ) -> None:
         self._executor = executor
         self._free = places
+        self._free_for_large = max(places - 1, 1)
         self._clock = clock
-        self._queue = TurnQueue[_Work]()
+        self._small, self._large = TurnQueue[_Work](), TurnQueue[_Work]()
         self._loop = asyncio.get_running_loop()
 
-    async def run(self, tenant: str, work: Callable[[], R], wanted: Callable[[], bool] = lambda: True) -> R:
+    async def run(
+        self,
+        tenant: str,
+        work: Callable[[], R],
+        wanted: Callable[[], bool] = lambda: True,
+        *,
+        large: bool = False,
+    ) -> R:
         """What `work` returns or raises in a thread. Unavailable where it is not `wanted` any more when its
         turn comes; one whose caller is cancelled before is left out."""
         result: asyncio.Future[R] = self._loop.create_future()
-        self._queue.put(tenant, _Work(work, wanted, result))
+        (self._large if large else self._small).put(tenant, _Work(tenant, work, wanted, large, result))
         self._start()
         return await result
 
@@ -51,8 +62,7 @@ class TurnPool:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _start(self) -> None:
-        while self._free and self._queue:
-            tenant, work = self._queue.take()
+        while (work := self._next()) is not None:
             if work.result.done():
                 continue
             if not work.wanted():
@@ -64,17 +74,26 @@ class TurnPool:
                 work.result.set_exception(Unavailable("this worker is shutting down", retry_after=1.0))
                 continue
             self._free -= 1
-            began = self._clock()
-            future.add_done_callback(partial(self._tell, tenant, work, began))
+            self._free_for_large -= work.large
+            future.add_done_callback(partial(self._tell, work, self._clock()))
 
-    def _tell(self, tenant: str, work: _Work, began: float, done: Future[Any]) -> None:
+    def _next(self) -> _Work | None:
+        """Large work first, where it may have a place: small work does without that one."""
+        if not self._free:
+            return None
+        if self._large and self._free_for_large:
+            return self._large.take()[1]
+        return self._small.take()[1] if self._small else None
+
+    def _tell(self, work: _Work, began: float, done: Future[Any]) -> None:
         """In the thread."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._end, tenant, work, done, self._clock() - began)
+            self._loop.call_soon_threadsafe(self._end, work, done, self._clock() - began)
 
-    def _end(self, tenant: str, work: _Work, done: Future[Any], seconds: float) -> None:
+    def _end(self, work: _Work, done: Future[Any], seconds: float) -> None:
         self._free += 1
-        self._queue.charge(tenant, seconds)
+        self._free_for_large += work.large
+        (self._large if work.large else self._small).charge(work.tenant, seconds)
         if not work.result.done():
             if done.cancelled():
                 work.result.cancel()

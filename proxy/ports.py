@@ -97,11 +97,10 @@ class Link(Protocol):
     def in_flight(self) -> int:
         """Requests on the stream."""
 
-    @property
-    def open(self) -> bool:
-        """Whether one more Submit may be unanswered."""
+    def open_to(self, tenant: str) -> bool:
+        """Whether one more Submit of the tenant may be unanswered."""
 
-    def track(self, request_id: str, attempt: int, received: Sequence[int]) -> None:
+    def track(self, request_id: str, attempt: int, received: Sequence[int], tenant: str = "") -> None:
         """Delivers the request's events from now on; `received` grows with its output tokens."""
 
     def forget(self, request_id: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.cluster_folders import end_clusters, note_fixture
+from support import cluster_folders
 from triptych.apps.launch.embedded_store import EmbeddedStore
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -29,6 +29,8 @@ def pytest_configure(config: pytest.Config) -> None:
     from support.crash_reports import report_crashes
 
     report_crashes(config)
+    # Clusters that stand still take time from the tests of other folders.
+    config.pluginmanager.register(cluster_folders)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -37,17 +39,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from support.folder_scheduling import FolderScheduling
 
     return FolderScheduling(config, log)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: Any) -> None:
-    note_fixture(fixturedef, request)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Clusters that stand still take time from the tests of other folders."""
-    end_clusters(item, nextitem)
 
 
 def pytest_collection_finish() -> None:

@@ -88,11 +88,12 @@ def _wait(process: subprocess.Popen[bytes], log: Path) -> None:
 
 def _end(process: subprocess.Popen[bytes], state: Path) -> None:
     """In good order where that is quick; a flooded proxy may not hear a signal."""
+    # Before the end: a cluster that ends in good order, however late, takes the file with it.
+    pids = json.loads(state.read_text())["processes"].values() if state.exists() else ()
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_END_SECONDS)
         return
-    pids = json.loads(state.read_text())["processes"].values()
     for pid in (*(pid for pid in pids if pid), process.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(pid), signal.SIGKILL)

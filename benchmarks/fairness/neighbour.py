@@ -40,13 +40,20 @@ class Figures:
 
 
 async def ask_for(
-    door: Door, key: str, asks: Question, seconds: float, patience: float, least: int = 1
+    door: Door,
+    key: str,
+    asks: Question,
+    seconds: float,
+    patience: float,
+    least: int = 1,
+    enough: float = math.inf,
 ) -> Figures:
-    """Asks for so many seconds, and at least so often; an answer is waited for `patience` seconds."""
+    """Asks until it has asked `enough` times, or for so many seconds, and at least so often; an answer is
+    waited for `patience` seconds."""
     figures = Figures(patience)
     number, begun = 0, time.monotonic()
     async with Client(door, key) as client:
-        while time.monotonic() - begun < seconds or figures.asked < least:
+        while figures.asked < least or (figures.asked < enough and time.monotonic() - begun < seconds):
             number += 1
             post = question(asks, f"{begun} {number}")
             asked = time.monotonic()

@@ -7,7 +7,7 @@ import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -55,10 +55,10 @@ def _read(url: str, pipe: Connection) -> None:
 class Workers:
     """An encoder worker's connectors, by the store alone and by all paths, and a PD worker's process."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, read: Callable[[str, Connection], None] = _read) -> None:
         self._pipe, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")
-        self._reader = context.Process(target=_read, args=(url, theirs), daemon=True)
+        self._reader = context.Process(target=read, args=(url, theirs), daemon=True)
         self._reader.start()
         self._store = redis.Redis.from_url(url)
         config = ECTransferConfig(store_url=url, ec_role="producer")

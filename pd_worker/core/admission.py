@@ -192,9 +192,10 @@ class RequestsInTurns(Generic[R]):
         return tenants[self._next(tenants)].first if tenants else None
 
     def one_by_one(self) -> Iterator[R]:
-        """Each once; the next one is chosen when it is asked for, so that requests may come and go."""
+        """Each once, but those of a tenant that rests; the next one is chosen when it is asked for, so that
+        requests may come and go."""
         last: dict[str, R] = {}
-        done: set[str] = set()
+        done = {self._turns.resting}
         while left := [tenant for tenant in self._tenants if tenant not in done]:
             tenant = self._next(left)
             if (request := self._tenants[tenant].after(last.get(tenant))) is None:

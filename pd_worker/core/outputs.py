@@ -133,6 +133,13 @@ class SchedulerOutput(msgspec.Struct):
         """Rows of the step: tokens of its chunks, and items' rows of its projections."""
         return sum(chunk.count for chunk in self.chunks) + sum(one.rows for one in self.projections)
 
+    def rows_of_tenants(self) -> Counter[str]:
+        """Tokens of its chunks, by tenant."""
+        rows = Counter[str]()
+        for chunk in self.chunks:
+            rows[chunk.state.tenant] += chunk.count
+        return rows
+
     @property
     def computes(self) -> bool:
         """The step has work for the decoder."""

@@ -31,7 +31,7 @@ class PromptTurns:
         if len(output.chunks) == len(running):
             return  # All of them decode.
         for state in running:
-            if not state.is_decoding:
+            if not state.is_decoding and state.tenant != self._turns.resting:
                 self._begun.setdefault(state.tenant, deque()).append(state)
 
     def go_on(self, output: SchedulerOutput, budget: Budget, before: str | None = None) -> None:

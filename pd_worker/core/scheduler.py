@@ -11,6 +11,7 @@ from triptych.ec_connector.base import ECConnectorOutput
 from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.admission import CrossLimits, SchedulerLimits, check_request
 from triptych.pd_worker.core.chunks import Budget, ChunkMaker, OverlapPrefill
+from triptych.pd_worker.core.decode_turns import DecodeTurns
 from triptych.pd_worker.core.giving_way import GivingWay
 from triptych.pd_worker.core.items.stage import ItemStage
 from triptych.pd_worker.core.items.tracker import ItemTracker, Readiness
@@ -26,6 +27,7 @@ from triptych.pd_worker.core.outputs import (
 from triptych.pd_worker.core.prompt_turns import PromptTurns
 from triptych.pd_worker.core.request import EngineRequest, RequestState, RequestStatus, RequestTable
 from triptych.pd_worker.core.request_events import EngineEvent, OutputProcessor
+from triptych.pd_worker.core.step_shares import StepShares
 from triptych.pd_worker.core.tenant_turns import TenantTurns
 from triptych.pd_worker.core.waiting_requests import WaitingRequests
 
@@ -58,7 +60,7 @@ class Scheduler:
         self.items = items
         self.swap = swap or SwapManager(0)
         self._cross_limits = cross
-        self._turns = TenantTurns()
+        self._turns, self._shares = TenantTurns(), StepShares()
         self._chunks = ChunkMaker(kv, items, self._turns)
         self._prompts = PromptTurns(kv, items, self._chunks, self._turns)
         self._overlap = OverlapPrefill(kv, items, self._chunks, limits, enabled=overlap_prefill)
@@ -66,6 +68,7 @@ class Scheduler:
         self._requests = RequestTable(items.table)
         self._waiting = WaitingRequests(self._turns)
         self._giving_way = GivingWay(limits, kv, self._turns, self._waiting.startable)
+        self._decodes = DecodeTurns(limits, kv, self._giving_way, self._chunks, self._turns)
         self._running: list[RequestState] = []
         self._free_slots = limits.max_num_seqs
         #: Running requests that leave their blocks with the next step.
@@ -204,15 +207,26 @@ class Scheduler:
         for state in self._giving_way.to_tenants_without(self._running) if self._turns.several else ():
             self._preempt(state, output)
             output.gave_way += 1
-        budget = self._decode(output)
-        self._prompts.collect(self._running, output)
-        goes_on = self._start(output, budget, now)
-        self._prompts.go_on(output, budget)
-        if goes_on:
-            self._overlap.schedule(output, budget, len(self._running), self._free_slots)
+        if self._turns.several:
+            self._turns.resting = self._shares.resting(self._waiting.startable.tenants, self._running)
+        budget = self._plan(output, now)
+        if self._turns.resting is not None:
+            self._turns.resting = None
+            if not output.computes:  # whoever begins cannot go on now
+                budget = self._plan(output, now)
         self._turns.charge_only(self.limits.max_num_batched_tokens - budget.tokens)
         output.ec_connector_metadata = self.items.build_metadata(output)
         return output
+
+    def _plan(self, output: SchedulerOutput, now: float) -> Budget:
+        """The step's chunks, of all tenants but one that rests."""
+        budget = self._decodes.plan(output, self._running, self._preempt)
+        self._prompts.collect(self._running, output)
+        goes_on = self._start(output, budget, now)
+        self._prompts.go_on(output, budget)
+        if goes_on and self._turns.resting is None:
+            self._overlap.schedule(output, budget, len(self._running), self._free_slots)
+        return budget
 
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput, now: float) -> list[EngineEvent]:
         """Applies the step's result; all events since the last call, in order."""
@@ -227,6 +241,7 @@ class Scheduler:
             error = InternalError("an item's cross-attention keys and values are NaN or infinity")
             self._fail(self.items.end_projections(output, self._running, result.unprojected), error)
         output.share_seconds(now)
+        self._shares.computed(output.rows_of_tenants(), now - output.at)
         index = 0
         for place, chunk in enumerate(output.computable(swapped_in=result.swapped_in)):
             if place in result.non_finite:
@@ -297,31 +312,6 @@ class Scheduler:
     def _drain_events(self) -> list[EngineEvent]:
         events, self._events = self._events, []
         return events
-
-    def _decode(self, output: SchedulerOutput) -> Budget:
-        budget = Budget(self.limits.max_num_batched_tokens, self.limits.max_num_batched_tokens)
-        lacking = self._grow(output)
-        for state in self._running if not lacking else [one for one in self._running if one not in lacking]:
-            if budget.tokens == 0:
-                break
-            if state.is_decoding:
-                self._chunks.add(output, state, state.num_computed_tokens, state.num_computed_tokens + 1)
-                budget.tokens -= 1
-        if output.chunks:
-            budget.prefill = self.limits.prefill_cap
-        return budget
-
-    def _grow(self, output: SchedulerOutput) -> set[RequestState]:
-        """Blocks for requests whose last one is full, of late requests where none is free; who gets none."""
-        lacking: set[RequestState] = set()
-        size = self.kv.block_size
-        for one in [one for one in self._running if one.num_computed_tokens % size == 0 and one.is_decoding]:
-            while one.status is RequestStatus.RUNNING and not self.kv.grow(one.request_id, one.num_tokens):
-                if (victim := self._giving_way.latest(self._running)) is one:
-                    lacking.add(one)
-                    break
-                self._preempt(victim, output)
-        return lacking
 
     def _preempt(self, state: RequestState, output: SchedulerOutput) -> None:
         output.preempted.append(state)

@@ -23,6 +23,8 @@ class TenantTurns:
         self._running = Counter[str]()
         #: Whether more than one tenant has requests here. An attribute, as every chunk asks.
         self.several = False
+        #: The tenant that sits this step out.
+        self.resting: str | None = None
 
     def add(self, tenant: str) -> None:
         """One more request of the tenant is here."""

@@ -64,6 +64,8 @@ KEEP_DETACHED_SECONDS = 2.0
 KEEP_FINISHED_SECONDS = 10.0
 #: About the most that one message of a stream holds: far below gRPC's limit.
 MESSAGE_BYTES = 4 << 20
+#: Requests of one message that are worth a message of its own for the few of them that are others'.
+CROWD = 16
 #: Requests that one proxy may reattach at once.
 MAX_NAMED = 1 << 20
 
@@ -135,7 +137,7 @@ class EventStream:
         """What is queued for one message; losses come after all tokens."""
         message = StreamMessage()
         budget = MESSAGE_BYTES
-        for request_id, log in list(self._new.items()):
+        for request_id, log in self._next_logs():
             if budget <= 0:
                 break
             budget -= log.unsent_bytes
@@ -147,6 +149,17 @@ class EventStream:
             message.events.extend(self._lost)
             self._lost.clear()
         return message
+
+    def _next_logs(self) -> list[tuple[str, RequestLog]]:
+        """What goes with the next message: what others have goes before the crowd of one tenant, since the
+        proxy handles a message as a whole."""
+        logs = list(self._new.items())
+        if len(logs) < CROWD:
+            return logs
+        [(crowd, count)] = Counter(log.tenant for _, log in logs).most_common(1)
+        if count == len(logs) or 2 * count < len(logs):
+            return logs
+        return [entry for entry in logs if entry[1].tenant != crowd]
 
     def _add_unsent(self, log: RequestLog, message: StreamMessage) -> None:
         """Unsent output of one request; where it cannot be encoded, an error for this request alone."""

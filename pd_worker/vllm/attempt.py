@@ -13,7 +13,7 @@ from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.request import RequestState
 from triptych.pd_worker.core.request_events import EngineEvent, OutputProcessor
-from triptych.pd_worker.vllm.calls import call_of
+from triptych.pd_worker.vllm.calls import DirectItems, call_of
 from triptych.pd_worker.vllm.http.client import VLLMClient
 from triptych.pd_worker.vllm.http.replies import (
     EngineError,
@@ -59,6 +59,8 @@ class StreamPorts:
     emit: Callable[[list[EngineEvent]], None]
     progress: Callable[[], None]
     vocab_size: int
+    #: Where its connector reads items besides the store, if it can.
+    direct: DirectItems | None = None
 
 
 class Attempt:
@@ -73,7 +75,7 @@ class Attempt:
         self._state = state
         self._ports = ports
         self._on_first = on_first
-        self._call = call_of(state.request, replay=replay)
+        self._call = call_of(state.request, replay=replay, direct=ports.direct)
         self._replay = Replay(tuple(state.output_token_ids) if replay else ())
         self._first = True
         self._engine_done = False

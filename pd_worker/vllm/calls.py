@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from triptych.base.errors import InvalidRequest, RequestError
 from triptych.base.hashing import framed_digest
+from triptych.base.source_tickets import SourceTickets
 from triptych.base.types import DRAWING, ItemPlan, JsonObject, OutputFormat
+from triptych.ec_connector.base import SourceTable
+from triptych.ec_connector.connectors.store_loads import SAVED_POLL_SECONDS, SAVING_SECONDS
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import ResolvedSampling
 from triptych.pd_worker.frontend.grammar import Formats
@@ -171,18 +177,43 @@ def output_format(request: EngineRequest) -> OutputFormat | None:
     return grammar.output_format if isinstance(grammar, EngineFormat) else None
 
 
-def call_of(request: EngineRequest, *, replay: bool = False) -> EngineCall:
+@dataclass(frozen=True, slots=True)
+class DirectItems:
+    """The items that vLLM's connector can read at their encoder workers, and what it is told of them."""
+
+    tickets: SourceTickets
+    sources: SourceTable
+
+    def served(self, plans: Iterable[ItemPlan]) -> set[str]:
+        """Those of the items that an encoder worker has said it serves."""
+        return {plan.mm_hash for plan in plans if self.sources.get(plan.mm_hash) is not None}
+
+    def entries(self, plans: Iterable[ItemPlan], attempt: str) -> dict[str, JsonObject]:
+        """The tickets of one call."""
+        known = [(plan, self.sources.get(plan.mm_hash)) for plan in plans]
+        return {
+            plan.mm_hash: self.tickets.entry(plan, source, attempt)
+            for plan, source in known
+            if source is not None
+        }
+
+
+def call_of(request: EngineRequest, *, replay: bool = False, direct: DirectItems | None = None) -> EngineCall:
     """The call that continues `request` after the tokens it has put out.
 
     With `replay` it begins at the prompt: those tokens are generated again.
     """
     received = request.output_token_ids
+    attempt = secrets.token_hex(16) if direct is not None else ""
+    plans = [feature.plan for feature in request.features]
     return EngineCall(
         [*request.prompt_token_ids, *(() if replay else received)],
         sampling_params(request.sampling, received, output_format(request), replay=replay),
         # Of model and tenant: tenants share no blocks of vLLM's prefix cache.
         request.prefix_root.hex(),
         request.features,
+        attempt,
+        {} if direct is None else direct.entries(plans, attempt),
     )
 
 
@@ -209,17 +240,35 @@ class Embeddings:
         self._store = store
         self._reading = asyncio.Semaphore(_VERIFIED_AT_ONCE)
 
-    async def missing(self, plans: Iterable[ItemPlan], *, verify: bool = False) -> dict[str, str]:
+    async def missing(
+        self,
+        plans: Iterable[ItemPlan],
+        *,
+        verify: bool = False,
+        on_way: Collection[str] = (),
+        away_is_missing: bool = False,
+    ) -> dict[str, str]:
         """The keys without a usable value, each with the digest of a damaged one, or "".
 
-        With `verify` all values are read whole: a damaged body has an intact header.
+        With `verify` all values are read whole: a damaged body has an intact header. Those of `on_way`, which
+        an encoder worker has computed and may still be saving, are waited for a moment. `away_is_missing`:
+        where the store does not answer, all are missing, since they can be had without it.
         """
-        pause = _FIRST_PAUSE
+        pause, began = _FIRST_PAUSE, time.monotonic()
+        left = list(plans)
         while True:
             try:
-                return await self._missing(list(plans), verify)
+                found = await self._missing(left, verify)
             except StoreUnavailable as error:
                 logger.warning("items cannot be looked up, trying again: %s", error)
+                if away_is_missing:
+                    return {plan.mm_hash: "" for plan in left}
+            else:
+                coming = {key for key, damaged in found.items() if key in on_way and not damaged}
+                if not coming or time.monotonic() > began + SAVING_SECONDS:
+                    return found
+                await asyncio.sleep(SAVED_POLL_SECONDS)
+                continue
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 

@@ -18,7 +18,7 @@ from triptych.pd_worker.core.request import EngineRequest, RequestKey
 from triptych.pd_worker.core.request_events import EngineEvent, OutputProcessor
 from triptych.pd_worker.core.tenant_turns import TenantTurns
 from triptych.pd_worker.vllm.attempt import StreamPorts
-from triptych.pd_worker.vllm.calls import Embeddings, check_request
+from triptych.pd_worker.vllm.calls import DirectItems, Embeddings, check_request
 from triptych.pd_worker.vllm.health import EngineHealth
 from triptych.pd_worker.vllm.http.client import EngineInfo, VLLMClient
 from triptych.pd_worker.vllm.http.replies import EngineError
@@ -133,6 +133,7 @@ class VLLMEngine:
         pooled: PooledCalls,
         max_model_len: int,
         on_lost: Callable[[], None],
+        direct: DirectItems | None = None,
     ) -> None:
         self.max_model_len = max_model_len
         self._config = config
@@ -148,7 +149,7 @@ class VLLMEngine:
         self._room = EmbeddingMemory(config.embedding_memory, self._turns)
         self._prefills = PrefillShares()
         self._places = BatchPlaces(places, self._turns, metrics.gave_way)
-        stream = StreamPorts(client, self._outputs, self._emit, health.note_progress, vocab_size)
+        stream = StreamPorts(client, self._outputs, self._emit, health.note_progress, vocab_size, direct)
         self._ports = RunPorts(
             stream,
             embeddings,

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import torch
 
-from triptych.base.config import PDConfig
+from triptych.base.config import PDConfig, internal_tls
 from triptych.base.errors import ConfigError
 from triptych.base.parent import supervised
+from triptych.base.types import JsonObject
 from triptych.models.identity import model_identity
 from triptych.models.registry import family_of, resolve_dtype
 from triptych.pd_worker.vllm.gpus import EngineGpus
@@ -39,17 +40,27 @@ def with_dtype(config: PDConfig) -> PDConfig:
     return replace(config, dtype=str(dtype).removeprefix("torch."))
 
 
-def server_args(config: PDConfig, port: int, store_file: str, total_memory: int) -> list[str]:
-    """The words after `vllm`. `store_file` has the store's address; `total_memory` is the GPU's, in bytes."""
+def server_args(
+    config: PDConfig, port: int, store_file: str, total_memory: int, token_file: str = ""
+) -> list[str]:
+    """The words after `vllm`.
+
+    `store_file` has the store's address, `token_file` the token; `total_memory` is the GPU's, in bytes.
+    """
     namespace = model_identity(
         Path(config.model), dtype=config.dtype, revision=config.model_revision, quantization="none"
     ).namespace
-    options = {
+    options: JsonObject = {
         "store_file": store_file,
         "namespace": namespace,
         "wait_seconds": _WAIT_SECONDS,
         "ends_with_parent": True,
     }
+    if token_file:
+        options["internal_token_file"] = token_file
+    if (files := internal_tls(config)) is not None:
+        options |= {"tls_cert_file": files.cert, "tls_key_file": files.key, "tls_ca_file": files.ca}
+        options["tls_name"] = files.name
     transfer = {
         "ec_connector": "TriptychECConnector",
         "ec_connector_module_path": "triptych.integrations.vllm",
@@ -85,18 +96,19 @@ def server_args(config: PDConfig, port: int, store_file: str, total_memory: int)
 
 
 @asynccontextmanager
-async def own_server(config: PDConfig, program: str, stop: asyncio.Event) -> AsyncIterator[PDConfig]:
-    """Runs the server while the context lasts; the worker's flags with its address.
+async def own_server(
+    config: PDConfig, program: str, stop: asyncio.Event, token: str = ""
+) -> AsyncIterator[PDConfig]:
+    """Runs the server while the context lasts; the worker's flags with its address. `token` is for both.
 
     A server that ends before its first answer sets `stop`, and the context ends with a ConfigError.
     """
     with tempfile.TemporaryDirectory(prefix="triptych-vllm-") as folder:
-        store_file = Path(folder) / "store"
         # No password on a command line, which every user of the machine may read.
-        store_file.touch(mode=0o600)
-        store_file.write_text(config.store, encoding="utf-8")
+        store_file = _secret_file(Path(folder) / "store", config.store)
+        token_file = _secret_file(Path(folder) / "token", token) if token else ""
         port = _free_port()
-        args = server_args(config, port, str(store_file), _total_memory(config.device))
+        args = server_args(config, port, store_file, _total_memory(config.device), token_file)
         server = OwnServer([program, *args], port, EngineGpus(config))
         running = asyncio.create_task(server.run(stop), name="vLLM server")
         try:
@@ -107,6 +119,12 @@ async def own_server(config: PDConfig, program: str, stop: asyncio.Event) -> Asy
                 await running
         if server.failed:
             raise ConfigError(server.failed)
+
+
+def _secret_file(path: Path, text: str) -> str:
+    path.touch(mode=0o600)
+    path.write_text(text, encoding="utf-8")
+    return str(path)
 
 
 class OwnServer:

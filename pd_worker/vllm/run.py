@@ -206,7 +206,15 @@ class RequestRun:
             while self._plans.keys() - self._stored:
                 self._item_stored.clear()
                 await self._item_stored.wait()
-            missing = await self._ports.embeddings.missing(self._plans.values(), verify=self._verify)
+            direct = self._ports.stream.direct
+            served = set() if direct is None else direct.served(self._plans.values())
+            # What an encoder worker serves may not be in the store yet. After a failure that alone counts.
+            looked = [p for p in self._plans.values() if self._verify or p.mm_hash not in served]
+            missing = {}
+            if looked:
+                missing = await self._ports.embeddings.missing(
+                    looked, verify=self._verify, on_way=served, away_is_missing=direct is not None
+                )
             self._ports.looked_up(len(self._plans), len(missing))
             self._verify = False
             if not missing:

@@ -11,25 +11,28 @@ from pathlib import Path
 
 import torch
 
-from triptych.base.config import PDConfig
+from triptych.base.config import PDConfig, internal_tls
 from triptych.base.engine_beat import EngineBeat
 from triptych.base.errors import ConfigError
 from triptych.base.machine.resources import worker_kind
 from triptych.base.metrics import PDMetrics
+from triptych.base.source_tickets import SourceTickets
 from triptych.base.tracing.context import Producers
 from triptych.base.tracing.tracer import Tracer
 from triptych.base.types import WorkerInfo
 from triptych.base.vllm_classes import class_of
+from triptych.ec_connector.base import DirectTransfer
 from triptych.models.registry import family_of, resolve_dtype
 from triptych.pd_worker.events.request_log import PDTraces
 from triptych.pd_worker.frontend.grammar import compiler_of
-from triptych.pd_worker.vllm.calls import Embeddings, EngineFormats, ItemStore
+from triptych.pd_worker.vllm.calls import DirectItems, Embeddings, EngineFormats, ItemStore
 from triptych.pd_worker.vllm.connection import EngineConnection
 from triptych.pd_worker.vllm.engine import EngineMetrics, VLLMEngine, batch_places
+from triptych.pd_worker.vllm.http.replies import EngineError
 from triptych.pd_worker.vllm.pooled import PooledCalls
 from triptych.pd_worker.worker import PDModel, PDWorker, load_report
 from triptych.protos import pd_pb2
-from triptych.registry.matching import WHOLE_REQUESTS
+from triptych.registry.matching import DIRECT, WHOLE_REQUESTS
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +56,31 @@ def load_front_model(config: PDConfig, engine_max_model_len: int) -> PDModel:
     return PDModel.open(config, decoder, config.max_model_len or engine_max_model_len)
 
 
+async def proven_tickets(config: PDConfig, connection: EngineConnection, token: str) -> SourceTickets | None:
+    """Tickets for items that vLLM reads at encoder workers, signed with the token; None where it cannot.
+
+    Its connector has to prove that it has the token, and certificates where services have them.
+    """
+    if not token or connection.client.pools or DirectTransfer.of(config) is None:
+        return None
+    tickets, encrypted = SourceTickets(token), internal_tls(config) is not None
+    try:
+        proven = await connection.client.has_token(tickets, encrypted=encrypted)
+    except EngineError as error:
+        logger.warning("vLLM's connector could not be asked for its token: %s", error)
+        return None
+    if not proven:
+        files = "internal_token_file and the tls_ files" if encrypted else "internal_token_file"
+        logger.warning(
+            "vLLM's connector has not shown that it knows the cluster's token: it reads embeddings from the "
+            "store alone; give it %s in ec_connector_extra_config",
+            files,
+        )
+        return None
+    logger.info("vLLM reads embeddings from encoder workers, and from the store")
+    return tickets
+
+
 class VLLMWorker(PDWorker):
     """The worker of one model and one engine, in the running event loop. The caller closes the `tracer`."""
 
@@ -66,11 +94,17 @@ class VLLMWorker(PDWorker):
         *,
         tracer: Tracer | None = None,
         incarnation: str = "",
+        tickets: SourceTickets | None = None,
     ) -> None:
         places = batch_places(config, connection.info)
         said = "" if connection.info.max_num_seqs else ", since it does not say how many it computes at once"
         logger.info("vLLM has up to %d requests of this worker at once%s", places, said)
         super().__init__(replace(config, max_num_seqs=places), model, incarnation)
+        # A connector that has proved that it knows the token reads where this worker says.
+        self.direct = None if tickets is None else DirectTransfer.of(config)
+        direct = None
+        if tickets is not None and self.direct is not None:
+            direct = DirectItems(tickets, self.direct.sources)
         self._health = connection.health
         self._metrics = metrics
         self.engine = VLLMEngine(
@@ -84,6 +118,7 @@ class VLLMWorker(PDWorker):
             pooled=PooledCalls(model.pooling, model.tokenizer, model.decoder.geometry.hidden_size),
             max_model_len=config.max_model_len or connection.info.max_model_len,
             on_lost=lambda: self.servicer.lose_engine(uuid.uuid4().hex),
+            direct=direct,
         )
         self._beat = EngineBeat("vLLM engine")
         metrics.busy.set_function(self._beat.busy.share)
@@ -100,8 +135,9 @@ class VLLMWorker(PDWorker):
     def info(self, address: str, metrics_port: int) -> WorkerInfo:
         """The worker's registration."""
         kind = worker_kind(self._config.worker_kind or "vllm", "cpu", 1)
-        # Items are looked for in the store, whatever vLLM's prefix cache holds.
+        # Items are looked for, whatever vLLM's prefix cache holds.
         capacity = {"encoder_decoder": 0, "keeps_items": 0, WHOLE_REQUESTS: 1}
+        capacity[DIRECT] = int(self.direct is not None)
         # Of a generating model: vLLM is one or the other.
         capacity["pools"] = int(not self._model.pooling.generates)
         return self.registration(address, metrics_port, kind, capacity)

@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 import grpc
@@ -28,10 +29,11 @@ from triptych.base.tracing.tracer import Tracer
 from triptych.protos import common_pb2, proxy_pb2
 from triptych.proxy.auth.middleware import Authenticator
 from triptych.proxy.grpc.connections import GrpcConnections
-from triptych.proxy.grpc.message_fields import FEW_FIELDS, has_at_most, message_of
+from triptych.proxy.grpc.message_fields import FEW_FIELDS, has_at_most, lift_files, message_of
 from triptych.proxy.http.refusals import Refusals
+from triptych.proxy.parsing.lifted import parse_lifted
 from triptych.proxy.parsing.parse import Parse
-from triptych.proxy.parsing.parsers import INLINE_BYTES, Parsers
+from triptych.proxy.parsing.parsers import INLINE_BYTES, THREAD_BYTES, Parsers
 from triptych.proxy.quotas.call_context import Arrival
 from triptych.proxy.quotas.current_call import in_call
 from triptych.proxy.quotas.table import QuotaTable
@@ -262,7 +264,9 @@ class GrpcAdmission(aio.ServerInterceptor):
         descriptor = handler.request_deserializer.__self__.DESCRIPTOR
         try:
             few = len(raw) <= INLINE_BYTES and has_at_most(FEW_FIELDS, raw, descriptor)
-            return await self._parsers.run(holder, raw, parse, parse, few=few)
+            lift = partial(lift_files, descriptor=descriptor)
+            work = parse if len(raw) <= THREAD_BYTES else partial(parse_lifted, parse, lift=lift)
+            return await self._parsers.run(holder, raw, parse, work, few=few)
         except RequestError:
             raise
         except Exception:

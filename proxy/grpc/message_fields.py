@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any, TypeVar
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from triptych.base.errors import InvalidRequest, TooLarge
 from triptych.base.request import MAX_PARTS
+from triptych.proxy.parsing.lifted import LEAST
 
 #: Fields of one message, those of the messages in it included; numbers of a packed list are one. The largest
 #: that is served has four for each of its messages, parts, documents or inputs, and a hundred of its own.
@@ -51,6 +54,46 @@ def has_at_most(most: int, raw: bytes, descriptor: Any) -> bool:
     except (IndexError, ValueError):
         raise InvalidRequest(_NO_MESSAGE) from None
     return True
+
+
+def lift_files(raw: bytes, descriptor: Any) -> tuple[bytes, dict[str, memoryview]]:
+    """The message, which is known to be sound, with a word in the place of each long file, and these by the
+    words: protobuf copies a file twice, each time with the interpreter's lock."""
+    view, name = memoryview(raw), secrets.token_hex(16)
+    files: dict[str, memoryview] = {}
+
+    def pieces(at: int, end: int, kind: Any) -> list[bytes | memoryview]:
+        made: list[bytes | memoryview] = []
+        kept = at
+        while at < end:
+            key, begin = _varint(raw, at)
+            first = begin
+            begin, at = _skip(raw, begin, key & 7)
+            field = kind.fields_by_number.get(key >> 3)
+            if key & 7 != _BYTES or field is None or at - begin < LEAST:
+                continue
+            if field.message_type is not None:
+                inner = pieces(begin, at, field.message_type)
+            elif field.type == FieldDescriptor.TYPE_BYTES:
+                word = f"{name}{len(files)}"
+                files[word] = view[begin:at]
+                inner = [word.encode()]
+            else:
+                continue
+            made += [view[kept:first], _varint_bytes(sum(map(len, inner))), *inner]
+            kept = at
+        return [*made, view[kept:end]]
+
+    lifted = pieces(0, len(raw), descriptor)
+    return b"".join(lifted) if files else raw, files
+
+
+def _varint_bytes(value: int) -> bytes:
+    made = bytearray()
+    while value > 127:
+        made.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*made, value])
 
 
 def _skip(raw: bytes, at: int, wire_type: int) -> tuple[int, int]:

@@ -129,6 +129,8 @@ class LimitedConnection(HttpToolsProtocol):
         self._asked = False
         #: Bytes of the body that are missing, where its head says how many it has.
         self._missing = 0
+        #: The parts of the body in the bytes that are being parsed: one for each of its chunks.
+        self._parts: list[bytes] = []
         #: The bytes of a PROXY header that is not complete yet; None where none is expected.
         self._header: bytes | None = None
         self._served_app = self.app
@@ -269,6 +271,7 @@ class LimitedConnection(HttpToolsProtocol):
                 self.parser.feed_data(piece)
             except httptools.HttpParserError:
                 self.send_400_response("")
+        self._hand_on()
 
     def _piece(self) -> int:
         """How many of the bytes that wait are parsed at once: no second request's among them."""
@@ -293,11 +296,20 @@ class LimitedConnection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
+        self._parts.append(body)
+
+    def _hand_on(self) -> None:
+        """What has been parsed of the body, as one: chunks of one byte cost no more than the bytes of one."""
+        if not self._parts:
+            return
+        body = b"".join(self._parts)
+        self._parts.clear()
         self._arrived += len(body)
         self._missing = max(self._missing - len(body), 0)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._hand_on()
         self._body_since = None
         super().on_message_complete()
 

@@ -21,6 +21,7 @@ from triptych.proxy.media.source import (
     FileUrl,
     ImagePart,
     ItemPart,
+    LiftedFile,
     MediaKind,
     VideoPart,
     WebUrl,
@@ -161,14 +162,19 @@ class MediaLoader:
         return await self.spool.keep(data)
 
     async def _decode(
-        self, content: str | memoryview | bytes, part: ItemPart, hold: MediaHold
+        self, source: str | memoryview | bytes | LiftedFile, part: ItemPart, hold: MediaHold
     ) -> SpooledMedia:
-        """Decodes inline `content`, whose own bytes count too, since the request keeps them."""
+        """Decodes an inline `source`, whose own bytes count too, since the request keeps them."""
         what = f"{part.param}: {_NAMES[type(part)]}"
-        hold.count(self.spool, len(content))
-        if not isinstance(content, bytes):
-            text = content
-            content = await self.spool.in_thread(lambda: decode_base64(text, part.param))
+        hold.count(self.spool, len(source))
+        content: bytes | memoryview
+        match source:
+            case LiftedFile(view):
+                content = view
+            case bytes():
+                content = source
+            case text:
+                content = await self.spool.in_thread(lambda: decode_base64(text, part.param))
         if not content:
             raise InvalidRequest(f"{what} is empty", param=part.param)
         if len(content) > self._max_bytes:

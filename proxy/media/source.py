@@ -15,7 +15,7 @@ from yarl import URL
 
 from triptych.base.errors import InvalidRequest
 from triptych.proxy.media.spool import MediaHold
-from triptych.proxy.parsing.lifted import lifted_text
+from triptych.proxy.parsing.lifted import lifted_bytes, lifted_text
 
 #: Longest http(s) or file URL.
 MAX_URL = 8192
@@ -188,6 +188,16 @@ AUDIOS = MediaKind("sound", "WAV, FLAC, MP3, Ogg, M4A or WebM", "audio/wav", AUD
 
 
 @dataclass(frozen=True, slots=True)
+class LiftedFile:
+    """A file that is a part of a large message, which nothing has copied."""
+
+    view: memoryview
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+
+@dataclass(frozen=True, slots=True)
 class FilePart:
     """A file of a message: base64 text of a data: URL, the file's bytes, or a URL to load.
 
@@ -196,12 +206,14 @@ class FilePart:
     """
 
     kind: ClassVar[MediaKind]
-    source: str | memoryview | bytes | WebUrl | FileUrl
+    source: str | memoryview | bytes | LiftedFile | WebUrl | FileUrl
     param: str
 
     def __post_init__(self) -> None:
         if isinstance(self.source, str) and (text := lifted_text(self.source)) is not None:
             object.__setattr__(self, "source", text)
+        if isinstance(self.source, bytes) and (file := lifted_bytes(self.source)) is not None:
+            object.__setattr__(self, "source", LiftedFile(file))
 
     @classmethod
     def of_url(cls, url: str, param: str) -> Self:

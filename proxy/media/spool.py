@@ -58,7 +58,7 @@ class MediaSpool:
     def writer(self) -> SpoolWriter:
         return SpoolWriter(self)
 
-    async def keep(self, media: bytes) -> SpooledMedia:
+    async def keep(self, media: bytes | memoryview) -> SpooledMedia:
         """Stores `media`, with the caller as its holder. Overloaded when no memory is left."""
         writer = self.writer()
         try:
@@ -114,11 +114,11 @@ class SpoolWriter:
         self.nbytes = 0
         self.holder = current_call().holder
         self._spool = spool
-        self._pieces: list[bytes] = []
+        self._pieces: list[bytes | memoryview] = []
         self._pending = 0
         self._file: SpooledMedia | None = None
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes | memoryview) -> None:
         """Appends bytes. Overloaded when no memory is left for them."""
         self._spool.reserve(self.holder, memory=len(data))
         self.nbytes += len(data)
@@ -145,7 +145,8 @@ class SpoolWriter:
         self._file, self._pieces, self._pending = None, [], 0
 
     async def _spill(self) -> None:
-        data = b"".join(self._pieces)
+        # A large one is written as it is: it may be a part of a message.
+        data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         try:
             if self._file is None:
                 self._file = SpooledMedia(self._spool, self.holder, descriptor=self._spool.open_file())
@@ -191,7 +192,7 @@ class SpooledMedia:
         else:
             self._spool.reserve(self.holder, memory=-self.nbytes)
 
-    async def append(self, data: bytes) -> None:
+    async def append(self, data: bytes | memoryview) -> None:
         """Appends to the file, in a thread."""
         self._spool.reserve(self.holder, disk=len(data))
         self.nbytes += len(data)
@@ -279,7 +280,7 @@ def _release(load: asyncio.Task[SpooledMedia]) -> None:
         load.result().release()
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def _write_all(descriptor: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]

@@ -1,6 +1,6 @@
-"""Files in the JSON of large bodies, lifted out before it is parsed: a decoder copies each text in one go.
+"""Files in large bodies, lifted out before these are parsed: a decoder copies each one in one go.
 
-Whoever makes something of a text that has been lifted asks `lifted_text` for it.
+Whoever makes a file of a text or of bytes asks `lifted_text` or `lifted_bytes` whether they stand for one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ _MOST = 4096
 #: Bytes that are searched at once: others have the interpreter's lock in between.
 _WINDOW = 4 << 20
 R = TypeVar("R")
+#: A body with a word in the place of each long file, and these by the words.
+Lift = Callable[[bytes], tuple[bytes, dict[str, memoryview]]]
 #: The lifted texts of the body that the running code parses, by what stands in their places.
 _TEXTS: ContextVar[dict[str, memoryview] | None] = ContextVar("lifted", default=None)
 
@@ -30,9 +32,18 @@ def lifted_text(text: str) -> memoryview | None:
     return texts.pop(text, None) if texts else None
 
 
-def parse_lifted(work: Callable[[bytes], R], raw: bytes) -> R:
-    """`work` of a body that is known to be sound JSON, without its files; of all of it where that fails."""
-    body, texts = lift(raw)
+def lifted_bytes(word: bytes) -> memoryview | None:
+    """The same of a file that was lifted as it is, out of a message."""
+    texts = _TEXTS.get()
+    return texts.pop(word.decode("latin-1"), None) if texts and len(word) < LEAST else None
+
+
+def parse_lifted(work: Callable[[bytes], R], raw: bytes, lift: Lift | None = None) -> R:
+    """`work` of a body that is known to be sound, without its files; of all of it where that fails.
+
+    `lift`: how they are taken out; of JSON by default.
+    """
+    body, texts = (lift or lift_texts)(raw)
     if not texts:
         return work(raw)
     token = _TEXTS.set(texts)
@@ -46,8 +57,8 @@ def parse_lifted(work: Callable[[bytes], R], raw: bytes) -> R:
     return work(raw) if texts else result
 
 
-def lift(raw: bytes) -> tuple[bytes, dict[str, memoryview]]:
-    """The body with a word in the place of each long file, and these by the words."""
+def lift_texts(raw: bytes) -> tuple[bytes, dict[str, memoryview]]:
+    """Of a body in JSON."""
     if raw[:1] != b"{":
         return raw, {}
     view, name = memoryview(raw), secrets.token_hex(16)

@@ -85,8 +85,8 @@ class PDLink:
         self._events = events
         self._owner = owner
         self._requests: dict[str, _Tracked] = {}
-        #: Attempts at requests that are handed over and not taken yet.
-        self._unanswered: dict[str, int] = {}
+        #: Attempts at requests that are handed over and not taken yet, each with its tenant.
+        self._unanswered: dict[str, tuple[int, str]] = {}
         self._notices: dict[str, EmbeddingSource | None] = {}
         self._cancels: list[str] = []
         #: Requests to pause (True) or to resume, where the worker does not know it yet.
@@ -111,9 +111,10 @@ class PDLink:
     def in_flight(self) -> int:
         return len(self._requests)
 
-    @property
-    def open(self) -> bool:
-        return self._window.open(len(self._unanswered))
+    def open_to(self, tenant: str) -> bool:
+        """One that has none unanswered waits for nobody's."""
+        unanswered = self._unanswered
+        return self._window.open(len(unanswered)) or all(other != tenant for _, other in unanswered.values())
 
     async def close(self) -> None:
         tasks = [task for task in (self._task, self._flush) if task]
@@ -145,9 +146,9 @@ class PDLink:
             self._log.info("PD worker %s moves again", self.address)
         return True
 
-    def track(self, request_id: str, attempt: int, received: Sequence[int]) -> None:
+    def track(self, request_id: str, attempt: int, received: Sequence[int], tenant: str = "") -> None:
         self._requests[request_id] = _Tracked(attempt, received)
-        self._unanswered[request_id] = attempt
+        self._unanswered[request_id] = attempt, tenant
 
     async def submit(self, message: pd_pb2.SubmitRequest) -> pd_pb2.SubmitReply:
         """Waits as long as the request may live: a worker that stands still is found by its stream.
@@ -166,7 +167,7 @@ class PDLink:
                 await asyncio.sleep(pause)
             return await self._submit(message)
         finally:
-            if self._unanswered.get(message.request_id) == message.attempt:
+            if self._unanswered.get(message.request_id, (0, ""))[0] == message.attempt:
                 del self._unanswered[message.request_id]
 
     async def _submit(self, message: pd_pb2.SubmitRequest) -> pd_pb2.SubmitReply:
@@ -177,7 +178,7 @@ class PDLink:
         reply = await self._stub.Submit(message, timeout=message.timeout + CALL_TIMEOUT)
         if self._window.answered(sent_at, now()):
             size = self._window.size
-            self._log.info("PD worker %s takes requests slowly: %d at once", self.address, size)
+            self._log.debug("PD worker %s takes requests slowly: %d at once", self.address, size)
         return reply
 
     async def set_apart(self, request_id: str, tokens: int) -> bool:

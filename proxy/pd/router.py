@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 
@@ -199,15 +199,19 @@ class PDRouter:
             self._cancel_stale(request, None)
 
     def pump(self) -> None:
-        """Hands over whatever a worker can take now, while any is open for more."""
+        """Hands over whatever a worker can take now, of tenants for whom any is open."""
         if self._pumping or not self._waiting:
             return
         self._pumping = True
         try:
             if self.suspects:
                 self._place_suspects()
-            with closing(self._waiting.in_turns()) as waiting:
-                self._hand_out(waiting)
+            with closing(self._waiting.in_turns(self._open_to)) as waiting:
+                for request, order in waiting:
+                    suspect = self.suspects.suspect(request.request_id)
+                    if not suspect and (link := self._choose(request, open=True)):
+                        self._waiting.hand_over(request)
+                        self._send(request, order, link)
         finally:
             self._pumping = False
 
@@ -216,17 +220,12 @@ class PDRouter:
             if self.suspects.suspect(request.request_id):
                 self._place(request, order)
 
-    def _hand_out(self, waiting: Iterator[tuple[InFlightRequest, Submit]]) -> None:
-        links = self._links.values()
-        while self._waiting and any(link.open for link in links) and (entry := next(waiting, None)):
-            request, order = entry
-            if not self.suspects.suspect(request.request_id) and (link := self._choose(request, open=True)):
-                self._waiting.hand_over(request)
-                self._send(request, order, link)
+    def _open_to(self, tenant: str) -> bool:
+        return any(link.open_to(tenant) for link in self._links.values())
 
     def _send(self, request: InFlightRequest, order: Submit, link: Link) -> None:
         request.link = link
-        link.track(request.request_id, order.attempt, request.lifecycle.output_token_ids)
+        link.track(request.request_id, order.attempt, request.lifecycle.output_token_ids, request.call.tenant)
         task = self._spawn(self._hand_over(request, order, link))
         self._handing[request.request_id] = task
         task.add_done_callback(partial(self._handed, request.request_id))
@@ -342,7 +341,8 @@ class PDRouter:
         """The worker for the request; `open`: among those that may get one more now."""
         loads = self._candidates(request)
         if open:
-            loads = [load for load in loads if self._links[load.address].open]
+            tenant = request.call.tenant
+            loads = [load for load in loads if self._links[load.address].open_to(tenant)]
         address = choose_pd(loads, request.content.chain, self._affinity)
         return None if address is None else self._links[address]
 

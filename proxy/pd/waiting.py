@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 from triptych.base.least_service import LeastService
 from triptych.proxy.requests.instructions import Submit
@@ -61,14 +61,17 @@ class WaitingSubmits:
         self.discard(request.request_id)
         self._turns.charge(request.call.tenant, 1.0)
 
-    def in_turns(self) -> Generator[Entry, None, None]:
-        """Each once, to be looked at and left, or handed over; the next one is chosen after that."""
+    def in_turns(self, may: Callable[[str], bool] = lambda tenant: True) -> Generator[Entry, None, None]:
+        """Each once, to be looked at and left, or handed over; the next one is chosen after that. Of tenants
+        that `may` have one handed over now."""
         if len(self._entries) == 1:
-            yield next(iter(self._entries.values()))  # whoever it is: there is no choice
+            [only] = self._entries.values()  # whoever it is: there is no choice
+            if may(only[0].call.tenant):
+                yield only
             return
         passed: list[tuple[str, tuple[bool, int, int, str]]] = []
         try:
-            while (tenant := self._next()) is not None:
+            while (tenant := self._next(may)) is not None:
                 place = heapq.heappop(self._heaps[tenant])
                 passed.append((tenant, place))
                 yield self._entries[place[3]]
@@ -78,9 +81,9 @@ class WaitingSubmits:
                     heapq.heappush(self._heaps[tenant], place)
             self._heaps = {tenant: heap for tenant, heap in self._heaps.items() if heap}
 
-    def _next(self) -> str | None:
+    def _next(self, may: Callable[[str], bool]) -> str | None:
         """The tenant that is next of those with something left."""
-        left = [tenant for tenant, heap in self._heaps.items() if self._clean(heap)]
+        left = [tenant for tenant, heap in self._heaps.items() if may(tenant) and self._clean(heap)]
         return self._turns.next(left) if left else None
 
     def _clean(self, heap: list[tuple[bool, int, int, str]]) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-FIRST, LEAST, MOST = 64.0, 4.0, 1024.0
+#: A worker takes the fewest in some tens of milliseconds: so long another tenant's Submit waits behind them.
+FIRST, LEAST, MOST = 32.0, 16.0, 1024.0
 #: An answer that takes longer is a sign of congestion: a worker prepares a usual prompt in milliseconds.
-SLOW_SECONDS = 1.0
+SLOW_SECONDS = 0.1
 
 
 class SubmitWindow:

@@ -1,4 +1,7 @@
-"""The folders whose tests share clusters, which end with the last of these tests and not with the run."""
+"""The folders whose tests share clusters, which end with the last of these tests and not with the run.
+
+A plugin of its own: pytest asks the hooks of a conftest.py below the root for no fixture of a session.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from typing import Any
 
 import pytest
 
-CLUSTER_FOLDERS = ("chaos", "e2e", "fuzz", "security")
+CLUSTER_FOLDERS = ("browser", "chaos", "e2e", "fuzz", "security")
 
 #: What the tests of the folder share, in the order in which it was set up.
 _shared: list[tuple[pytest.FixtureDef[Any], Any]] = []
@@ -17,13 +20,14 @@ def folder_of(nodeid: str) -> str:
     return f"{nodeid.partition('::')[0]}/".split("/")[1]
 
 
-def note_fixture(fixture: pytest.FixtureDef[Any], request: Any) -> None:
-    """Called before a fixture is set up."""
-    if fixture.scope == "session" and folder_of(fixture.baseid) in CLUSTER_FOLDERS:
-        _shared.append((fixture, request))
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: Any) -> None:
+    if fixturedef.scope == "session" and folder_of(fixturedef.baseid) in CLUSTER_FOLDERS:
+        _shared.append((fixturedef, request))
 
 
-def end_clusters(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Ends what the folder's tests share, where `item` is the last of them."""
     if nextitem is not None and folder_of(nextitem.nodeid) != folder_of(item.nodeid):
         while _shared:

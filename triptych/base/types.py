@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 #: A JSON object as the parser gives it.
 JsonObject = dict[str, Any]
@@ -130,11 +130,11 @@ class OutputFormat:
     param: str = field(default="response_format", compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(Struct, frozen=True, gc=False):
     """A token with the natural logarithm of its probability before penalties, bias, temperature and cuts.
 
-    `text` has half characters as U+FFFD; `utf8` are the token's bytes.
+    `text` has half characters as U+FFFD; `utf8` are the token's bytes. Whole answers keep twenty of them for
+    each token: the garbage collector, which holds everybody up, does not walk over these.
     """
 
     token_id: int
@@ -143,8 +143,7 @@ class TokenLogprob:
     utf8: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class PositionLogprobs:
+class PositionLogprobs(Struct, frozen=True, gc=False):
     """The log-probabilities of one output position; `top` has the likeliest tokens, likeliest first."""
 
     chosen: TokenLogprob

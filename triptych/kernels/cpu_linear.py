@@ -1,4 +1,4 @@
-"""Linear layers over few rows on a CPU, of bfloat16 with the norm before and the sum or SiLU after them."""
+"""Linear layers on a CPU, over few rows or in AMX tiles, with the norm before and what stands after them."""
 
 from __future__ import annotations
 

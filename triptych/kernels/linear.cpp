@@ -24,6 +24,16 @@ struct Variant {
   void (*gate)(const uint16_t *, int, uint16_t *);
 };
 
+// Of many rows, with the instruction set that has tiles.
+struct ManyVariant {
+  void (*pack)(const LinearCall &, int, uint16_t *, uint16_t *);
+  void (*multiply)(const LinearCall &, const uint16_t *, ManyBlocks, ManyBlocks);
+};
+
+ManyVariant ChooseMany(int set, int block) {
+  return {PICK(set, PackGroup), block == 32 ? PICK(set, ManyRows<32>) : PICK(set, ManyRows<64>)};
+}
+
 Variant Choose(int set, int block) {
   auto multiply = block == 1    ? PICK(set, PlainBlock)
                   : block == 32 ? PICK(set, LinearBlock<32>)
@@ -66,6 +76,48 @@ struct Blocks {
   }
 };
 
+// The groups of rows of a call, which threads pack one by one, and then its blocks, some at a time.
+struct Many {
+  const LinearCall &call;
+  ManyVariant variant;
+  uint16_t *packed;
+  int groups, count, each;
+  std::atomic<int> next_group{0}, next{0}, threads{0};
+
+  // A row for each thread lies behind the packed ones.
+  void Pack() {
+    uint16_t *row = packed + (static_cast<size_t>(groups) * kTileRows + threads.fetch_add(1)) * call.ins;
+    for (int group = next_group.fetch_add(1); group < groups; group = next_group.fetch_add(1))
+      variant.pack(call, group, row, packed + static_cast<size_t>(group) * kTileRows * call.ins);
+  }
+  ManyBlocks Take() {
+    int first = next.fetch_add(each), last = first + each;
+    return {first < count ? first : count, last < count ? last : count};
+  }
+  void Work() {
+    for (ManyBlocks now = Take(), ahead; now.first < now.last; now = ahead) {
+      ahead = Take();
+      variant.multiply(call, packed, now, ahead);
+    }
+  }
+};
+
+int MultiplyMany(const LinearCall &call, int set, int threads) {
+  const int groups = (call.rows + kTileRows - 1) / kTileRows, count = call.outs / call.block / (call.gated ? 2 : 1);
+  const int64_t bytes = static_cast<int64_t>(call.ins) * call.block * (call.gated ? 4 : 2);
+  // As many as the cache holds, but some for each thread.
+  int64_t most = kManyBytes / bytes, some = count / (4 * threads), each = most < some ? most : some;
+  auto *packed = static_cast<uint16_t *>(
+      aligned_alloc(64, (static_cast<size_t>(groups) * kTileRows + threads) * call.ins * sizeof(uint16_t)));
+  if (!packed) return 1;
+  Many many = {call, ChooseMany(set, call.block), packed, groups, count, each < 1 ? 1 : static_cast<int>(each)};
+  auto run = [&](void (*work)(void *)) { threads > 1 ? call.parallel(work, &many, threads, 0) : work(&many); };
+  run([](void *data) { static_cast<Many *>(data)->Pack(); });
+  run([](void *data) { static_cast<Many *>(data)->Work(); });
+  free(packed);
+  return 0;
+}
+
 }  // namespace
 
 // Writes `out` of the call. 0; 1: no memory; 2: sizes that are not taken.
@@ -77,6 +129,7 @@ EXPORT int triptych_linear(const LinearCall *call) {
   if ((each != 32 && each != 64) || c.outs % (c.gated ? 2 * each : each)) return 2;
   // A tile has 32 inputs; without them, the widest set that has none.
   int set = Widest(c.ins % 32 && c.instructions >= kTiles ? kTiles - 1 : c.instructions);
+  if (set == kTiles && c.block > 1 && c.rows >= kManyRows) return MultiplyMany(c, set, c.parallel ? c.threads : 1);
   Variant variant = Choose(set, c.block);
   bool packs = c.block == 1 && c.bytes == 2 && set == kTiles;
   size_t numbers = c.norm ? static_cast<size_t>(c.rows) * c.ins : 0, packed = packs ? PackedSize(c) : 0;

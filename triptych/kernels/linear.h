@@ -54,6 +54,13 @@ constexpr int kSums = 6, kTileRows = 16;
 // Outputs that a thread takes at once of a weight in blocks of 1.
 constexpr int kPlainOuts = 32;
 
+// Rows from which on they are packed into tiles, and bytes of weights that stay in the second cache beside them.
+constexpr int kManyRows = 33, kManyBytes = 512 << 10;
+// Blocks [first, last) of outputs that a thread takes at once of many rows.
+struct ManyBlocks {
+  int first, last;
+};
+
 // Groups of nearly as many rows, at most `at_once` in each.
 struct RowGroups {
   int rows, count;

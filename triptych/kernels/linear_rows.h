@@ -105,6 +105,28 @@ INLINE void MultiplyTiles(const uint16_t *x, int64_t x_row, const uint16_t *bloc
 constexpr int kAtOnce = kSums;
 #endif
 
+// Writes outputs [column, column + W) of `rows` rows from row `first` on, of sums [rows][W] with what comes after them.
+// `from`: the outputs of the weight that the sums are of; `gates` are of those at `column`.
+template <int W>
+INLINE void Finish(const LinearCall &call, int first, int rows, int column, int from, float *sums, float *gates) {
+  for (int row = 0; row < rows; row++) {
+    float *own = sums + row * W, *gate = gates + row * W;
+    uint16_t *out = call.out + (first + row) * call.out_row + column;
+    if (call.bias)
+      for (int i = 0; i < W; i++) own[i] += ToFloat(call.bias[from + i]);
+    if (call.gated) {
+      if (call.bias)
+        for (int i = 0; i < W; i++) gate[i] += ToFloat(call.bias[column + i]);
+      for (int i = 0; i < W; i += LANES) Store(own + i, Silu(Load(gate + i)) * Load(own + i));
+    }
+    if (call.residual) {
+      const uint16_t *added = call.residual + (first + row) * call.residual_row + column;
+      for (int i = 0; i < W; i++) own[i] += ToFloat(added[i]);
+    }
+    for (int i = 0; i < W; i += LANES) Store(out + i, Load(own + i));
+  }
+}
+
 // Outputs [B n, B n + B) of all rows of `x`: the call's, or a copy of them, normalised; of a plain weight, whose
 // blocks are single outputs, and with tiles, its rows in pairs of inputs.
 template <int B, bool Plain>
@@ -137,22 +159,7 @@ INLINE void MultiplyBlock(const LinearCall &call, const uint16_t *x, int64_t x_r
       at += call.outs / B / 2;
     }
     multiply(at, sums);
-    for (int row = 0; row < rows; row++) {
-      float *own = sums + row * B, *gate = gates + row * B;
-      uint16_t *out = call.out + (first + row) * call.out_row + n * B;
-      if (call.bias)
-        for (int i = 0; i < B; i++) own[i] += ToFloat(call.bias[at * B + i]);
-      if (call.gated) {
-        if (call.bias)
-          for (int i = 0; i < B; i++) gate[i] += ToFloat(call.bias[n * B + i]);
-        for (int i = 0; i < B; i += LANES) Store(own + i, Silu(Load(gate + i)) * Load(own + i));
-      }
-      if (call.residual) {
-        const uint16_t *added = call.residual + (first + row) * call.residual_row + n * B;
-        for (int i = 0; i < B; i++) own[i] += ToFloat(added[i]);
-      }
-      for (int i = 0; i < B; i += LANES) Store(out + i, Load(own + i));
-    }
+    Finish<B>(call, first, rows, n * B, at * B, sums, gates);
     first += rows;
   }
 #ifdef AMX_TILES
@@ -191,3 +198,11 @@ void GateRow(const uint16_t *x, int width, uint16_t *to) {
   for (; i + LANES <= width; i += LANES) Store(to + i, Silu(Load(x + i)) * Load(x + width + i));
   for (; i < width; i++) FromFloat(Silu(Splat(ToFloat(x[i])))[0] * ToFloat(x[width + i]), to + i);
 }
+
+#ifdef AMX_TILES
+#include "linear_many.h"
+#else
+void PackGroup(const LinearCall &, int, uint16_t *, uint16_t *) {}
+template <int B>
+void ManyRows(const LinearCall &, const uint16_t *, ManyBlocks, ManyBlocks) {}
+#endif

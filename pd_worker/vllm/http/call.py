@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
+from triptych.base.source_tickets import PROOF
 from triptych.base.types import ItemPlan, JsonObject, MMFeature, Placement
 from triptych.base.vllm_classes import GRIDS, ROWS
 
@@ -24,6 +25,9 @@ class EngineCall:
     sampling_params: JsonObject
     cache_salt: str = ""
     features: Sequence[MMFeature] = ()
+    #: The call's own id in vLLM, and the entries of items that are read at their encoder workers, by mm_hash.
+    attempt: str = ""
+    tickets: Mapping[str, JsonObject] = field(default_factory=dict)
 
     @property
     def by_modality(self) -> dict[str, list[MMFeature]]:
@@ -36,7 +40,8 @@ class EngineCall:
     @property
     def ec_transfer_params(self) -> JsonObject:
         """What vLLM's EC connector is given of each item."""
-        return {feature.mm_hash: {"namespace": feature.plan.namespace} for feature in self.features}
+        stored = {feature.mm_hash: {"namespace": feature.plan.namespace} for feature in self.features}
+        return {**stored, **self.tickets}
 
 
 def size_of(plan: ItemPlan) -> tuple[str, tuple[int, ...]]:
@@ -74,6 +79,8 @@ def body_of(call: EngineCall) -> JsonObject:
     if call.features:
         body["features"] = _features(call.by_modality)
         body["ec_transfer_params"] = call.ec_transfer_params
+    if call.attempt:
+        body["request_id"] = call.attempt
     return body
 
 
@@ -81,6 +88,11 @@ def probe_body() -> JsonObject:
     """The body of a call that takes one step of the engine."""
     call = probe_call()
     return {"token_ids": call.token_ids, "sampling_params": call.sampling_params, "stream": False}
+
+
+def question_body(question: str) -> JsonObject:
+    """The body of a call of one step, whose answer says whether the connector has the cluster's token."""
+    return {**probe_body(), "ec_transfer_params": {PROOF: {"question": question}}}
 
 
 #: The most that vLLM's own VLLM_MAX_N_SEQUENCES lets through, and far more than any server computes at once.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,9 +12,11 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 
+from triptych.base.source_tickets import SourceTickets
 from triptych.base.types import JsonObject
-from triptych.pd_worker.vllm.http.call import EngineCall, body_of, probe_body, too_many_body
+from triptych.pd_worker.vllm.http.call import EngineCall, body_of, probe_body, question_body, too_many_body
 from triptych.pd_worker.vllm.http.replies import (
+    ConnectorAnswer,
     EngineError,
     EngineGarbage,
     EngineRejected,
@@ -63,6 +66,8 @@ POOL = "/pooling"
 CONNECT_SECONDS = 5.0
 #: For answers that vLLM makes without its engine.
 ANSWER_SECONDS = 5.0
+#: For the step by which a connector answers.
+PROOF_SECONDS = 30.0
 MAX_REPLY_BYTES = 1 << 20
 MAX_METRICS_BYTES = 16 << 20
 #: What the engine's steps increase, in vLLM's metrics.
@@ -161,6 +166,13 @@ class VLLMClient:
             await self._answer("POST", GENERATE, timeout, MAX_REPLY_BYTES, probe_body())
         else:
             await self._answer("POST", POOL, timeout, MAX_REPLY_BYTES, self._probe)
+
+    async def has_token(self, tickets: SourceTickets, *, encrypted: bool) -> bool:
+        """Whether the connector in the server proves that it has the token, and certificates if needed."""
+        question = secrets.token_hex(16)
+        raw = await self._answer("POST", GENERATE, PROOF_SECONDS, MAX_REPLY_BYTES, question_body(question))
+        params = decode(raw, ConnectorAnswer).ec_transfer_params
+        return tickets.proven(question, params, encrypted=encrypted)
 
     async def pool(self, body: JsonObject) -> PooledAnswer:
         """What one prompt is pooled to. Cancelling this ends the request in vLLM, too."""

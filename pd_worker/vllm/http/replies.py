@@ -169,6 +169,12 @@ class ModelList(msgspec.Struct):
     data: list[ModelCard]
 
 
+class ConnectorAnswer(msgspec.Struct):
+    """What a call's answer has of the connector."""
+
+    ec_transfer_params: dict[str, object] | None = None
+
+
 class ServerVersion(msgspec.Struct):
     version: str
 

@@ -193,10 +193,16 @@ class ModellessEngine:
             self.scheduler.check(request)
             self.scheduler.add(request, self.now)
 
-    def step(self, *, error: Exception | None = None) -> SchedulerOutput:
-        """One step; asserts that every row that a chunk consumes is resident."""
+    def step(
+        self,
+        *,
+        error: Exception | None = None,
+        seconds: Callable[[SchedulerOutput], float] = lambda output: 0.0,
+    ) -> SchedulerOutput:
+        """One step, which takes so many `seconds`; asserts that all rows that chunks consume are resident."""
         output = self.scheduler.schedule(self.now)
         result = self.run(output)
+        self.now += seconds(output)
         result.error = error
         self.events += self.scheduler.update(output, result, self.now)
         return output

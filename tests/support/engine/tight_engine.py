@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -151,8 +152,13 @@ class TightEngine(ModellessEngine):
             assert (part == mark_of(entry.plan)[0]).all(), "the rows are another item's"
         return result
 
-    def step(self, *, error: Exception | None = None) -> SchedulerOutput:
-        output = super().step(error=error)
+    def step(
+        self,
+        *,
+        error: Exception | None = None,
+        seconds: Callable[[SchedulerOutput], float] = lambda output: 0.0,
+    ) -> SchedulerOutput:
+        output = super().step(error=error, seconds=seconds)
         self.now += 0.01
         self._check_overlap(output)
         return output

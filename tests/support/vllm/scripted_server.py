@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
+from triptych.base.source_tickets import SourceTickets
+
 #: Writes the answer of one call.
 Script = Callable[["Call"], Awaitable[web.StreamResponse]]
 
@@ -135,6 +137,8 @@ class ScriptedServer:
         #: Requests that it computes at once; 0: it does not say.
         self.max_num_seqs = 256
         self.key = ""
+        #: What its connector has of the cluster: the token, and whether certificates.
+        self.token, self.encrypted = "", False
         self.steps = 0
         #: Shares of the KV caches of its engines.
         self.kv_usage: tuple[float, ...] = ()
@@ -186,7 +190,8 @@ class ScriptedServer:
             self.probes += 1
             if self.probe_status == 0:
                 await asyncio.Event().wait()
-            return web.json_response({"choices": []}, status=self.probe_status)
+            answer = {"choices": []} | self._connector(body.get("ec_transfer_params"))
+            return web.json_response(answer, status=self.probe_status)
         if "prompt_logprob_token_ids" in body["sampling_params"]:
             return web.json_response({"error": {"message": self._refusal(body), "code": 400}}, status=400)
         call = Call(request, body)
@@ -194,6 +199,11 @@ class ScriptedServer:
         self._called.set()
         script = self.scripts.pop(0) if self.scripts else self.default
         return await script(call)
+
+    def _connector(self, asked: object) -> dict[str, Any]:
+        """What a connector adds to the answer."""
+        said = SourceTickets(self.token).answer(asked, encrypted=self.encrypted) if self.token else None
+        return {} if said is None else {"ec_transfer_params": said}
 
     def _refusal(self, body: Mapping[str, Any]) -> str:
         """As vLLM 0.32 refuses scores in a stream, after a number of sequences that it cannot compute."""

@@ -17,7 +17,7 @@ from triptych.pd_worker.vllm.connection import EngineConnection
 from triptych.pd_worker.vllm.health import EngineHealth
 from triptych.pd_worker.vllm.http.client import VLLMClient
 from triptych.pd_worker.vllm.pooled import probe_of
-from triptych.pd_worker.vllm.worker import VLLMWorker, load_front_model
+from triptych.pd_worker.vllm.worker import VLLMWorker, load_front_model, proven_tickets
 from triptych.pd_worker.worker import PDModel
 from triptych.protos import pd_pb2_grpc
 from triptych.protos.error_replies import ErrorReplies
@@ -78,7 +78,8 @@ async def fronting(
     vllm, metrics = VLLMClient(server.url, probe=probe_of(model.pooling.task)), PDMetrics("tiny")
     health = EngineHealth(vllm, config.stall_timeout)
     connection = EngineConnection(vllm, health, await health.first_answer())
-    worker = VLLMWorker(config, model, connection, store, metrics)
+    tickets = await proven_tickets(config, connection, config.internal_token)
+    worker = VLLMWorker(config, model, connection, store, metrics, tickets=tickets)
     grpc_server = make_server(interceptors=[ErrorReplies()])
     port = grpc_server.add_insecure_port("127.0.0.1:0")
     pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, grpc_server)

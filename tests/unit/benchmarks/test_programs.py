@@ -31,7 +31,14 @@ def test_small_programs_have_one_command(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["micro"])
     assert micro.main() == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert names == ["attention_reading", "proxy_relay", "registry_load", "serve_start", "transfer_paths"]
+    assert names == [
+        "attention_reading",
+        "proxy_relay",
+        "registry_load",
+        "serve_start",
+        "transfer_paths",
+        "vllm_paths",
+    ]
 
 
 def test_a_name_that_is_none_is_refused_with_those_that_are(capsys):

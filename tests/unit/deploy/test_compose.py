@@ -204,8 +204,10 @@ def test_the_connector_takes_what_the_first_service_writes(tmp_path: Path) -> No
     subprocess.run([*namespace["entrypoint"], script], env=path, check=True, timeout=30)
     transfer = json.loads((tmp_path / "ec-transfer.json").read_text())
     given = transfer["ec_connector_extra_config"]
-    files = [given.pop(f"store_{name}_file") for name in ("cert", "key", "ca")]
-    assert files == ["/certificates/cert.pem", "/certificates/key.pem", "/certificates/ca.pem"]
+    for kind in ("store", "tls"):
+        files = [given.pop(f"{kind}_{name}_file") for name in ("cert", "key", "ca")]
+        assert files == ["/certificates/cert.pem", "/certificates/key.pem", "/certificates/ca.pem"]
+    assert given.pop("internal_token_file") == f"/run/secrets/{vllm['secrets'][0]}"
     options = parse_options(given)
     assert options.store == "rediss://store:6379/0"
     assert list(options.namespaces) == ["a1" * 32]

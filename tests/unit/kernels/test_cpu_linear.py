@@ -64,6 +64,25 @@ def test_every_instruction_set_gives_the_product(rows, sizes, block, instruction
     check(found, functional.linear(x.float(), weight.float(), bias.float()))
 
 
+@pytest.mark.parametrize("rows", [33, 47, 48, 49, 64, 100])
+@pytest.mark.parametrize("sizes", [(128, 32), (384, 96), (128, 34), (2048, 544)])
+@pytest.mark.parametrize("beside", ["bias", "norm", "residual", "gated"])
+@pytest.mark.parametrize("block", kernel.BLOCKS, indirect=True)
+def test_many_rows_have_the_product_and_all_that_stands_beside_it(beside, sizes, rows, block):
+    outs, ins = sizes
+    x, weight = among_nan(draw(rows, ins)), draw(outs, ins, seed=1)
+    packed = blocked(weight, block)
+    scale, bias, added = draw(ins, seed=2), draw(outs, seed=3), among_nan(draw(rows, outs, seed=4))
+    parts = {"bias": {"bias": bias}, "norm": {"norm": scale}, "residual": {"residual": added}}
+    given = parts.get(beside, {"gated": True, "bias": bias})
+    found = kernel.multiply(x, packed.data_ptr(), outs, block, epsilon=EPSILON, **given)
+    normed = functional.rms_norm(x.float(), (ins,), scale.float(), EPSILON).bfloat16()
+    product = (normed if beside == "norm" else x).float() @ weight.float().T
+    product += bias.float() if "bias" in given else added.float() if beside == "residual" else 0
+    gated = functional.silu(product[:, : outs // 2]) * product[:, outs // 2 :]
+    check(found, gated if beside == "gated" else product, atol={"norm": 0.1, "gated": 1.5}.get(beside, 6e-2))
+
+
 @pytest.mark.parametrize("instructions", range(kernel.WIDEST + 1))
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 13, 32])
 @pytest.mark.parametrize("sizes", [(32, 2), (64, 34), (96, 520), (64, 544)])
@@ -75,7 +94,6 @@ def test_every_instruction_set_gives_the_product_of_a_plain_weight_of_float32(
     x, weight = among_nan(draw(rows, ins, dtype=torch.float32)), draw(outs, ins, dtype=torch.float32, seed=1)
     bias = draw(outs, dtype=torch.float32, seed=2) if biased else None
     found = kernel.multiply(x, weight.data_ptr(), outs, kernel.PLAIN, bias=bias, instructions=instructions)
-    assert found.dtype == torch.float32
     torch.testing.assert_close(found, functional.linear(x, weight, bias), atol=1e-4, rtol=1e-4)
 
 
@@ -242,20 +260,20 @@ def test_the_kernel_reads_every_layout_of_every_chip(block, monkeypatch):
     assert packed.block == block
     inner = prepack.multiply
     monkeypatch.setattr(prepack, "multiply", lambda *args, **named: calls.append(1) or inner(*args, **named))
-    for rows in (1, max(prepack.ROWS)):
+    for rows in (1, max(packed.known)):
         x = draw(rows, 256, seed=1)
         check(packed(x), functional.linear(x.float(), plain.weight.float(), plain.bias.float()).detach())
     assert len(calls) == 2
 
 
 @needs_blocked_bfloat16
-def test_a_prepacked_layer_gives_few_rows_to_the_kernel_and_others_to_onednn(monkeypatch):
+def test_a_prepacked_layer_gives_rows_to_the_kernel_and_others_to_onednn_as_the_chip_has_tiles(monkeypatch):
     plain, calls = layer(), []
     packed = PrepackedLinear(plain)
     inner = prepack.multiply
     monkeypatch.setattr(prepack, "multiply", lambda *args, **named: calls.append(1) or inner(*args, **named))
-    few = max(prepack.ROWS)
-    for rows, by_kernel in ((1, True), (few, True), (few + 1, False), (0, False)):
+    few, tiles = max(prepack.FEW_ROWS), kernel.instructions_here() == 4
+    for rows, by_kernel in ((1, True), (few, True), (few + 1, tiles), (700, tiles), (0, False)):
         calls.clear()
         x = draw(rows, 256, seed=1)
         check(packed(x), functional.linear(x.float(), plain.weight.float(), plain.bias.float()).detach())
@@ -297,7 +315,7 @@ def test_the_layout_of_each_level_of_onednn_is_known_where_it_blocks_pairs_of_in
 
 @needs_blocked_bfloat16
 @pytest.mark.parametrize("block", kernel.BLOCKS, indirect=True)
-@pytest.mark.parametrize("chosen", [(), (1, 4), prepack.ROWS])
+@pytest.mark.parametrize("chosen", [(), (1, 4), (2, 64), prepack.ROWS])
 def test_the_kernel_multiplies_the_rows_that_were_chosen_and_the_rest_is_alike(chosen, block, monkeypatch):
     plain, calls = layer(), []
     packed = packed_by_hand(plain, block, monkeypatch)
@@ -305,7 +323,7 @@ def test_the_kernel_multiplies_the_rows_that_were_chosen_and_the_rest_is_alike(c
     inner, norm = prepack.multiply, nn.RMSNorm(256, EPSILON).to(torch.bfloat16)
     norm.weight = nn.Parameter(draw(256, seed=4), requires_grad=False)
     monkeypatch.setattr(prepack, "multiply", lambda *args, **named: calls.append(1) or inner(*args, **named))
-    for rows in (*range(1, 34), 40):
+    for rows in (*range(1, 34), 40, 65, 300):
         calls.clear()
         x, added = draw(rows, 256, seed=1), draw(rows, 256, seed=2)
         weight, bias = plain.weight.detach().float(), plain.bias.detach().float()
@@ -314,8 +332,8 @@ def test_the_kernel_multiplies_the_rows_that_were_chosen_and_the_rest_is_alike(c
         check(packed.multiply(x, norm=norm, residual=added), product + added.float(), atol=0.3)
         first, second = functional.linear(x.float(), weight, bias).chunk(2, -1)
         check(packed.multiply(x, gated=True), functional.silu(first) * second, atol=1.5)
-        above = min((count for count in prepack.ROWS if count >= rows), default=0)
-        assert len(calls) == (2 if above in chosen else 0), rows
+        above = min((count for count in prepack.ROWS if count >= rows), default=max(prepack.ROWS))
+        assert len(calls) == (2 if above in chosen and above in packed.known else 0), rows
 
 
 @needs_blocked_bfloat16

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 
 import pytest
 
@@ -91,6 +92,12 @@ def test_every_field_of_the_sampling_comes_back(form: OutputFormat | None) -> No
     }
     assert untold <= {"output_format"}
     assert sampling_from_proto(sampling_to_proto(sampling)) == sampling
+
+
+def test_log_probabilities_are_nothing_that_the_garbage_collector_walks_over():
+    token = TokenLogprob(7, -0.5, "a", b"a")
+    assert not gc.is_tracked(token)
+    assert not gc.is_tracked(PositionLogprobs(token, (token,) * 20))
 
 
 def test_log_probabilities_come_back() -> None:

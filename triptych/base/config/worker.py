@@ -265,8 +265,8 @@ class PDConfig(WorkerConfig):
     )
     linear_kernel: str = flag(
         "auto",
-        "product of up to 32 rows of bfloat16 on a CPU: triptych, our own kernel; onednn; auto: the faster "
-        "one for each size, measured at the first start on a machine",
+        "product of up to 32 rows of bfloat16 on a CPU, with AMX of all: triptych, our own kernel; onednn; "
+        "auto: the faster one for each size, measured at the first start on a machine",
         choices=("auto", "triptych", "onednn"),
     )
     decode_graphs: str = flag(

@@ -24,6 +24,7 @@ from vllm.distributed.ec_transfer.ec_connector.utils import (
 )
 from vllm.distributed.parallel_state import get_tp_group
 
+from triptych.base.source_tickets import SourceTickets
 from triptych.integrations.vllm.copy_loader import CopyLoader
 from triptych.integrations.vllm.engine import (
     adopt_logging,
@@ -144,6 +145,9 @@ class _SchedulerSide:
         self, vllm_config: VllmConfig, options: ConnectorOptions, *, is_consumer: bool, is_producer: bool
     ) -> None:
         self._is_producer = is_producer
+        # Of a consumer: a producer alone reads nothing.
+        self._tickets = SourceTickets(options.token) if options.token and is_consumer else None
+        self._encrypted = options.tls is not None
         self._resolver = PlaceholderMetadataResolver(vllm_config.model_config)
         self._items = RequestItems(self._resolver.fields_for)
         self._seen: set[str] = set()
@@ -171,6 +175,8 @@ class _SchedulerSide:
         if self.park is None:
             return True
         needed = self._items.needed(request, num_computed_tokens)
+        if self._loader is not None and needed:
+            self._loader.note(request.request_id, request.ec_transfer_params)
         return self.park.ensure(request.request_id, needed)
 
     def scheduled(self, request: Request, index: int) -> None:
@@ -196,10 +202,15 @@ class _SchedulerSide:
         """Forgets the request; the `ec_transfer_params` of its answer."""
         self._seen.discard(request.request_id)
         self._items.finished(request.request_id)
+        if self._loader is not None:
+            self._loader.forget(request.request_id)
         if self.park is not None:
             self.park.finished(request.request_id)
-        if not self._is_producer:
-            return None
+        answer: dict[str, Any] | None = None
+        if self._tickets is not None:
+            answer = self._tickets.answer(request.ec_transfer_params, encrypted=self._encrypted)
+        if answer is not None or not self._is_producer:
+            return answer
         return collect_ec_item_metadata(request.mm_features, self._resolver) or None
 
     def close(self) -> None:

@@ -1,18 +1,22 @@
-"""Loads from the store into host copies, in an event loop of a thread beside vLLM's scheduler."""
+"""Loads from encoder workers and the store into host copies, in a thread beside vLLM's scheduler."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Mapping
 
 from triptych.base.log import log_fields, short
-from triptych.base.types import ItemPlan
+from triptych.base.source_tickets import SourceTickets
+from triptych.base.types import EmbeddingSource, ItemPlan
+from triptych.ec_connector.base import DirectTransfer
+from triptych.ec_connector.connectors.direct_path import DirectLoads
 from triptych.ec_connector.connectors.store_client import StoreClient
 from triptych.integrations.vllm.host_copies import HostCopies, HostCopy
 from triptych.integrations.vllm.options import ConnectorOptions
 from triptych.integrations.vllm.park_table import LoadOutcome, LoadReport
-from triptych.store.bulk import Missing
+from triptych.store.bulk import LoadResult, Missing, ScatterBuffer
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -22,6 +26,10 @@ logger = logging.getLogger(__name__)
 _CONCURRENT = 16
 #: Seconds after which a load is given up, whatever the store does.
 _TIMEOUT = 30.0
+
+
+#: An item's plan, and where an encoder worker serves it.
+Served = tuple[ItemPlan, EmbeddingSource]
 
 
 class CopyLoader:
@@ -37,11 +45,37 @@ class CopyLoader:
         self._client = StoreClient(options.store)
         self._slots = asyncio.Semaphore(_CONCURRENT)
         self._reports: deque[LoadReport] = deque()
+        self._tickets = SourceTickets(options.token) if options.token else None
+        self._direct = DirectLoads(DirectTransfer(token=options.token, tls=options.tls))
+        #: What encoder workers serve, by identifier and by the live request that says so. The scheduler's.
+        self._served: dict[str, dict[str, Served]] = {}
+        self._noted: dict[str, list[str]] = {}
+
+    def note(self, request_id: str, params: object) -> None:
+        """What a call says of its items: where encoder workers serve them, if its tickets are right."""
+        if self._tickets is None or request_id in self._noted or not isinstance(params, Mapping):
+            return
+        self._noted[request_id] = []
+        for identifier, entry in params.items():
+            served = self._tickets.read(identifier, entry, request_id)
+            if served is not None and served[0].namespace in self._namespaces:
+                self._noted[request_id].append(identifier)
+                self._served.setdefault(identifier, {})[request_id] = served
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended. Idempotent."""
+        for identifier in self._noted.pop(request_id, ()):
+            holders = self._served[identifier]
+            del holders[request_id]
+            if not holders:
+                del self._served[identifier]
 
     def start(self, identifier: str) -> None:
         """Starts a load; never blocks. One report follows."""
+        # The last one: the encoder worker of an earlier one may have ended.
+        served = next(reversed(self._served.get(identifier, {}).values()), None)
         try:
-            self._client.submit(self._load(identifier))
+            self._client.submit(self._load(identifier, served))
         except StoreUnavailable as error:
             self._reports.append(LoadReport(identifier, LoadOutcome.ABSENT, reason=str(error)))
 
@@ -60,13 +94,18 @@ class CopyLoader:
         """Ends the loads and the thread, and removes all copies. Idempotent."""
         if not self._client.closed:
             self._client.closed = True
-            self._client.close()
+            self._client.close(self._disconnect)
             self._copies.close()
 
-    async def _load(self, identifier: str) -> None:
+    async def _disconnect(self) -> None:
+        self._direct.close()
+
+    async def _load(self, identifier: str, served: Served | None) -> None:
         try:
             async with asyncio.timeout(_TIMEOUT), self._slots:
-                report = await self._loaded(identifier)
+                report = await self._from_encoder(served) if served is not None else None
+                if report is None:
+                    report = await self._loaded(identifier)
         except StoreUnavailable as error:
             report = self._absent(identifier, str(error))
         except TimeoutError:
@@ -81,11 +120,34 @@ class CopyLoader:
             report = self._absent(identifier, f"unexpected: {error!r}")
         self._reports.append(report)
 
+    async def _from_encoder(self, served: Served) -> LoadReport | None:
+        """The item as its encoder worker serves it; None where that does not, or not any more."""
+        plan, source = served
+        copy = self._allocated(plan)
+        if isinstance(copy, LoadReport):
+            return copy
+        result: LoadResult = Missing("it was broken off")
+        try:
+            result, path = await self._direct.load(plan, source, ScatterBuffer([copy.memory]))
+        finally:
+            if isinstance(result, Missing):
+                self._copies.free(copy)
+        if isinstance(result, Missing):
+            return None
+        logger.debug("%s by %s", short(plan.mm_hash), path, extra=log_fields(mm_hash=plan.mm_hash))
+        return LoadReport(plan.mm_hash, LoadOutcome.COPIED, copy)
+
     async def _loaded(self, identifier: str) -> LoadReport:
         store = await self._client.store()
         plan = await self._plan_of(store, identifier)
         if plan is None:
             return self._absent(identifier, "the store has no usable value of it")
+        copy = self._allocated(plan)
+        return copy if isinstance(copy, LoadReport) else await self._received(store, plan, copy)
+
+    def _allocated(self, plan: ItemPlan) -> HostCopy | LoadReport:
+        """Memory for the item, or why there is none."""
+        identifier = plan.mm_hash
         if plan.width != self._row_width:
             return self._absent(
                 identifier, f"its rows are {plan.width} wide, the model takes {self._row_width}"
@@ -94,7 +156,7 @@ class CopyLoader:
         if isinstance(copy, int):
             reason = f"host copies are full ({self._copies.limit} bytes): raise host_memory_bytes"
             return LoadReport(identifier, LoadOutcome.NO_SPACE, None, reason, copy, plan.nbytes)
-        return await self._received(store, plan, copy)
+        return copy
 
     async def _plan_of(self, store: EmbeddingStore, identifier: str) -> ItemPlan | None:
         """The plan of the stored value, whichever namespace it is of; its TTL is renewed."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from triptych.base.config import ServiceConfig
+from triptych.base.config.tls import TlsFiles, read_internal_token
 from triptych.base.errors import ConfigError
 from triptych.store.keys import EMBEDDING_TTL
 from triptych.store.tls import StoreTls
@@ -30,7 +32,8 @@ class ConnectorOptions:
     `host_folder` is where host copies are that worker processes read. `row_width` is the number of elements
     in a row; 0: by the model's configuration. `ends_with_parent`: the engine's process ends with the one
     that started it, even one that was killed. `trusted_front_door`: only clients that may choose any
-    mm_hash reach this instance's API.
+    mm_hash reach this instance's API. With the cluster's `token`, and `tls` where its services have
+    certificates, embeddings are read at encoder workers that a PD worker names.
     """
 
     store: str = field(repr=False)
@@ -43,13 +46,20 @@ class ConnectorOptions:
     row_width: int = 0
     ends_with_parent: bool = False
     trusted_front_door: bool = False
+    token: str = field(default="", repr=False)
+    tls: TlsFiles | None = None
 
 
 _TLS_FILES = ("ca_file", "cert_file", "key_file")
 _NAMES = (
     *("store", "store_file", "namespace", "store_password_file"),
     *(f"store_{name}" for name in _TLS_FILES),
-    *(each.name for each in fields(ConnectorOptions) if each.name not in ("store", "namespaces")),
+    *("internal_token_file", "tls_name", *(f"tls_{name}" for name in _TLS_FILES)),
+    *(
+        each.name
+        for each in fields(ConnectorOptions)
+        if each.name not in ("store", "namespaces", "token", "tls")
+    ),
 )
 
 
@@ -69,7 +79,26 @@ def parse_options(extra: Mapping[str, object]) -> ConnectorOptions:
         row_width=int(_number(extra, "row_width", 0, maximum=1 << 24)),
         ends_with_parent=_switch(extra, "ends_with_parent"),
         trusted_front_door=_switch(extra, "trusted_front_door"),
+        token=_token(_text(extra, "internal_token_file", "")),
+        tls=_tls(extra),
     )
+
+
+def _token(file: str) -> str:
+    try:
+        return read_internal_token("", file)
+    except ConfigError as error:
+        raise ConfigError(f"{_WHERE}: {error}") from None
+
+
+def _tls(extra: Mapping[str, object]) -> TlsFiles | None:
+    paths = {name: _text(extra, f"tls_{name}", "") for name in _TLS_FILES}
+    name = _text(extra, "tls_name", ServiceConfig().tls_name)
+    if not any(paths.values()):
+        return None
+    if not all((name, *paths.values())):
+        raise ConfigError(f"{_WHERE}: tls_cert_file, tls_key_file, tls_ca_file go together, with a tls_name")
+    return TlsFiles(paths["cert_file"], paths["key_file"], paths["ca_file"], name)
 
 
 def _store(extra: Mapping[str, object]) -> str:

@@ -10,7 +10,7 @@ from torch import nn
 from triptych.base.machine.pages import why_no_huge_pages
 from triptych.kernels.cpu_linear import instructions_here
 from triptych.kernels.library import kernel_library
-from triptych.models.weights.prepack import ROWS, PrepackedLinear, can_prepack
+from triptych.models.weights.prepack import PrepackedLinear, can_prepack
 from triptych.models.weights.product_choice import AUTO, ONEDNN
 
 #: By the number that the kernels give them.
@@ -121,8 +121,10 @@ def _narrower(has: Capabilities) -> str:
 def choice_of(module: nn.Module) -> tuple[int, int] | None:
     """For how many pairs of size and rows `module` takes our product, and of how many; None: it has none."""
     layers = {
-        (part.out_features, part.in_features): part.chosen
+        (part.out_features, part.in_features): part
         for part in module.modules()
         if isinstance(part, PrepackedLinear) and part.block
     }
-    return (sum(map(len, layers.values())), len(layers) * len(ROWS)) if layers else None
+    chosen = sum(len(part.chosen) for part in layers.values())
+    known = sum(len(part.known) for part in layers.values())
+    return (chosen, known) if layers else None

@@ -25,7 +25,15 @@ from transformers.activations import GELUActivation, GELUTanh
 
 from triptych.base.machine.pages import use_huge_pages
 from triptych.base.progress import each
-from triptych.kernels.cpu_linear import BLOCKS, PLAIN, PLAIN_OUTS, gate, multiply, normalise
+from triptych.kernels.cpu_linear import (
+    BLOCKS,
+    PLAIN,
+    PLAIN_OUTS,
+    gate,
+    instructions_here,
+    multiply,
+    normalise,
+)
 from triptych.kernels.library import kernel_library
 from triptych.models.weights.readers import read_elsewhere
 
@@ -40,14 +48,18 @@ MIN_MANY_ROWS = 1 << 16
 
 
 #: Rows that are measured, see `product_choice`; a number between two of them is served as the larger.
-ROWS = (1, 2, 4, 8, 16, 32)
+FEW_ROWS = (1, 2, 4, 8, 16, 32)
+#: Where our kernel has tiles, those of prompts too; more than the last are served as the last.
+ROWS = (*FEW_ROWS, 64, 256)
+#: What the kernels call the instruction set with tiles, and inputs of a tile.
+_TILES, _TILE_INPUTS = 4, 32
 
 
 class PrepackedLinear(nn.Module):
     """A linear layer in place of an `nn.Linear`, with `weight` in oneDNN's layout; its `to_dense()` is W.
 
-    Few rows are multiplied by our own kernel, where that knows the layout, which it does of bfloat16: all of
-    ROWS, until `choose` says which.
+    Our own kernel multiplies few rows, where it knows the layout, which it does of bfloat16, and many rows
+    where it has tiles for them: all of `known`, until `choose` says which.
     """
 
     def __init__(self, original: nn.Linear) -> None:
@@ -74,9 +86,15 @@ class PrepackedLinear(nn.Module):
     def _block(self, plain: torch.Tensor) -> int:
         return known_block(plain, self.weight.detach())
 
+    @property
+    def known(self) -> tuple[int, ...]:
+        """Those of ROWS that our kernel multiplies at all."""
+        tiles = instructions_here() >= _TILES and self.in_features % _TILE_INPUTS == 0
+        return (ROWS if tiles else FEW_ROWS) if self.block else ()
+
     def choose(self, rows: Collection[int]) -> None:
-        """From now on our kernel multiplies these of ROWS, if it reads the weight, and oneDNN all others."""
-        self.chosen = tuple(count for count in ROWS if count in rows and self.block)
+        """From now on our kernel multiplies these of ROWS, if it is known to, and oneDNN all others."""
+        self.chosen = tuple(count for count in self.known if count in rows)
         steps = pairwise((0, *ROWS))
         self._by_kernel = [False] + [high in self.chosen for low, high in steps for _ in range(high - low)]
 
@@ -120,7 +138,7 @@ class PrepackedLinear(nn.Module):
         return out if residual is None else out.add_(residual)
 
     def _kernel_takes(self, x: torch.Tensor) -> bool:
-        return len(x) < len(self._by_kernel) and self._by_kernel[len(x)]
+        return self._by_kernel[min(len(x), ROWS[-1])]
 
     def _multiply(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
@@ -151,6 +169,10 @@ class TiedLinear(PrepackedLinear):
 
     def _block(self, plain: torch.Tensor) -> int:
         return PLAIN
+
+    @property
+    def known(self) -> tuple[int, ...]:
+        return FEW_ROWS
 
     def _multiply(self, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(x, self.weight, self.bias)

@@ -1,4 +1,4 @@
-"""Which product of few rows is faster on this chip, ours or oneDNN's: measured once, then read from a file.
+"""Which product is faster on this chip, ours or oneDNN's: measured once, then read from a file.
 
 One file per chip, build, threads and shapes, shared by all workers of a host. Both products are right: a file
 that is lost, unreadable or made up costs time alone.
@@ -40,7 +40,7 @@ _MAX_FILE = 1 << 20
 
 @torch.no_grad()
 def choose_products(module: nn.Module, kernel: str = AUTO) -> None:
-    """Has each prepacked layer multiply few rows by the faster product, or by the one that `kernel` names.
+    """Has each prepacked layer multiply by the faster product, or by the one that `kernel` names.
 
     With the threads that torch has now.
     """
@@ -67,7 +67,8 @@ def _kept_or_measured(layers: Mapping[str, Sequence[PrepackedLinear]]) -> Choice
         return chosen
     with Progress("measuring products of few rows"):
         chosen = {
-            shape: faster({rows: _times(alike, rows) for rows in ROWS}) for shape, alike in layers.items()
+            shape: faster({rows: _times(alike, rows) for rows in alike[0].known})
+            for shape, alike in layers.items()
         }
     _write(file, json.dumps(chosen))
     return chosen

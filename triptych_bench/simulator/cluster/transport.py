@@ -118,8 +118,7 @@ class SimulatedJob:
 class SimulatedLink:
     """The link to one PD worker, which never fails: its stream always stands."""
 
-    attached = open = True
-    set_aside = False
+    attached, set_aside = True, False
 
     def __init__(
         self, transport: SimulatedTransport, address: str, events: RequestEvents, owner: LinkOwner
@@ -138,7 +137,10 @@ class SimulatedLink:
     def in_flight(self) -> int:
         return len(self._clients)
 
-    def track(self, request_id: str, attempt: int, received: Sequence[int]) -> None:
+    def open_to(self, tenant: str) -> bool:
+        return True
+
+    def track(self, request_id: str, attempt: int, received: Sequence[int], tenant: str = "") -> None:
         self._clients[request_id] = None
 
     def forget(self, request_id: str) -> None:

@@ -34,7 +34,8 @@
 {{- if include "triptych.storeSecret" $vllm -}}
 {{- $_ := set $options "store_password_file" "/etc/triptych/store-vllm/password" -}}
 {{- end -}}
-{{- $words := include "triptych.storeTlsFlags" $vllm | fromYamlArray -}}
+{{- $_ := set $options "internal_token_file" "/etc/triptych/internal-token/token" -}}
+{{- $words := concat (include "triptych.storeTlsFlags" $vllm | fromYamlArray) (include "triptych.tlsFlags" $vllm | fromYamlArray) -}}
 {{- range $at, $word := $words -}}
 {{- if eq (mod $at 2) 0 -}}
 {{- $_ := set $options ($word | trimPrefix "--" | replace "-" "_") (index $words (add1 $at | int)) -}}
@@ -146,7 +147,7 @@
     - {name: vllm-cache, mountPath: /cache}
     - {name: shm, mountPath: /dev/shm}
     {{- range include "triptych.secretMounts" . | fromYamlArray }}
-    {{- if and (ne .name "internal-token") (ne .name "store-password") }}
+    {{- if ne .name "store-password" }}
     - {name: {{ .name }}, mountPath: {{ .mountPath }}, readOnly: true}
     {{- end }}
     {{- end }}

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from support.data.items import NAMESPACE, make_body, make_plan
+from support.engine.direct_pair import NOWHERE, Pair, entry, opened
 from support.stores.server import StoreServer
-from triptych.base.types import ItemPlan
+from triptych.base.source_tickets import SourceTickets
+from triptych.base.types import EmbeddingSource, ItemPlan, JsonObject
+from triptych.ec_connector.connectors.direct_path import ServedOutput
 from triptych.integrations.vllm.copy_loader import CopyLoader
 from triptych.integrations.vllm.host_copies import CopyFolder, HostCopies
 from triptych.integrations.vllm.options import ConnectorOptions
@@ -182,3 +185,109 @@ async def test_more_requests_than_host_memory_holds_are_all_served_in_turn(loade
         table.end_step()
         time.sleep(0.001)
     assert len(served) == 12
+
+
+TOKEN = "t" * 32
+CALL = "a" * 32
+
+
+def ticket(plan: ItemPlan, source: EmbeddingSource, token: str = TOKEN) -> dict[str, JsonObject]:
+    return {plan.mm_hash: SourceTickets(token).entry(plan, source, CALL)}
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """An encoder worker that serves under the token; no store answers it."""
+    with opened(NOWHERE, token=TOKEN) as made:
+        yield made
+
+
+@pytest.fixture
+def without_store() -> Iterator[CopyLoader]:
+    made = make_loader(NOWHERE, token=TOKEN)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("path", ["shm", "peer"])
+def test_an_item_is_read_at_its_encoder_worker_without_a_store(pair, without_store, path):
+    item = entry(make_plan(rows=60))
+    source = pair.offer(item)
+    source = replace(source, address="") if path == "shm" else replace(source, socket="")
+    without_store.note(f"generate-tokens-{CALL}-1", ticket(item.plan, source))
+    report = loaded(without_store, item.plan)
+    assert report.outcome is LoadOutcome.COPIED
+    assert report.copy.plan == item.plan
+    assert bytes(report.copy.memory) == item.data.numpy().tobytes()
+
+
+@pytest.mark.parametrize(
+    "why", ["another token", "another call", "another namespace", "it has ended", "no token"]
+)
+def test_a_source_is_taken_from_a_live_call_under_the_token_alone(pair, why):
+    plan = make_plan(rows=60)
+    if why == "another namespace":
+        plan = replace(plan, namespace="e" * 64)
+    loader = make_loader(NOWHERE, token="" if why == "no token" else TOKEN)
+    try:
+        call = "b" * 32 if why == "another call" else CALL
+        params = ticket(plan, pair.offer(entry(plan)), "u" * 32 if why == "another token" else TOKEN)
+        loader.note(call, params)
+        if why == "it has ended":
+            loader.forget(call)
+        assert loaded(loader, plan).outcome is LoadOutcome.ABSENT
+        assert not any(output.first_read.done() for output in _served(pair)), "nobody was asked"
+    finally:
+        loader.close()
+
+
+def _served(pair: Pair) -> list[ServedOutput]:
+    return list(pair.server.outputs._by_hash.values())
+
+
+async def test_what_is_not_served_any_more_comes_from_the_store(pair, store, store_url):
+    plan = make_plan(rows=60)
+    gone = replace(pair.offer(entry(plan)), name="0" * 32)
+    body = await saved(store, plan)
+    loader = make_loader(store_url, token=TOKEN)
+    try:
+        loader.note(CALL, ticket(plan, gone))
+        report = loaded(loader, plan)
+        assert bytes(report.copy.memory) == body
+    finally:
+        loader.close()
+
+
+def test_a_source_counts_while_one_of_its_calls_lives(pair, without_store):
+    item = entry(make_plan(rows=60))
+    source = pair.offer(item)
+    for call in ("1", "2"):
+        without_store.note(f"{CALL}-{call}", ticket(item.plan, source))
+    without_store.forget(f"{CALL}-2")
+    without_store.forget(f"{CALL}-2")
+    assert loaded(without_store, item.plan).outcome is LoadOutcome.COPIED
+    without_store.forget(f"{CALL}-1")
+    assert not without_store._served and not without_store._noted
+
+
+def test_rows_that_the_encoder_worker_changed_are_refused(pair, without_store):
+    item = entry(make_plan(rows=60))
+    source = pair.offer(item)
+    (output,) = _served(pair)
+    output.segment.memory[output.nbytes - 1] ^= 1
+    without_store.note(CALL, ticket(item.plan, source))
+    assert loaded(without_store, item.plan).outcome is LoadOutcome.ABSENT
+
+
+def test_several_items_are_read_at_once(pair, without_store):
+    items = [entry(make_plan(str(index), rows=30), index) for index in range(8)]
+    for item in items:
+        without_store.note(f"{CALL}-{item.plan.mm_hash}", ticket(item.plan, pair.offer(item)))
+        without_store.start(item.plan.mm_hash)
+    reports: list[LoadReport] = []
+    deadline = time.monotonic() + PATIENCE
+    while len(reports) < len(items) and time.monotonic() < deadline:
+        reports += without_store.reports()
+        time.sleep(0.005)
+    copies = {report.identifier: bytes(report.copy.memory) for report in reports if report.copy is not None}
+    assert copies == {item.plan.mm_hash: item.data.numpy().tobytes() for item in items}

@@ -25,6 +25,7 @@ from triptych.protos import pd_pb2, pd_pb2_grpc
 from triptych.protos.error_replies import ErrorReplies
 from triptych.protos.pd_pb2 import Finished, RequestEvent
 
+LONG = 64 << 10
 QUEUED, REFUSED = pd_pb2.SubmitReply.STATUS_QUEUED, pd_pb2.SubmitReply.STATUS_REFUSED
 
 
@@ -59,9 +60,10 @@ class Engine:
 
 @dataclass
 class InputProcessor:
-    """Passes everything; waits for `gate`."""
+    """Passes everything; waits for `gate`, and for `texts` with a long prompt."""
 
     gate: threading.Event = field(default_factory=threading.Event)
+    texts: threading.Event = field(default_factory=threading.Event)
     entered: threading.Event = field(default_factory=threading.Event)
     fault: Exception | None = None
     #: Holds Tokenize and Detokenize while cleared; `asked` are those that have begun.
@@ -81,6 +83,7 @@ class InputProcessor:
     def process(self, message, arrival):
         self.entered.set()
         assert self.gate.wait(20)
+        assert message.ByteSize() < LONG or self.texts.wait(20)
         if self.fault:
             raise self.fault
         return make_request(message.request_id, 3, attempt=message.attempt, proxy_id=message.proxy_id)
@@ -105,12 +108,13 @@ async def s(request: pytest.FixtureRequest) -> AsyncIterator[Service]:
     engine, input_processor = Engine(), InputProcessor()
     input_processor.gate.set()
     streams = EventStreams(engine.cancel)
-    with ThreadPoolExecutor(1) as pool, ThreadPoolExecutor(1) as queries:
+    options = dict(getattr(request, "param", {}))
+    threads = options.pop("threads", 1)
+    with ThreadPoolExecutor(threads) as pool, ThreadPoolExecutor(1) as queries:
         server = make_server(interceptors=[ErrorReplies()])
         port = server.add_insecure_port("127.0.0.1:0")
-        options = getattr(request, "param", {})
         servicer = PDServicer(
-            engine, input_processor, streams, TurnPool(pool, 1), TurnPool(queries, 1), **options
+            engine, input_processor, streams, TurnPool(pool, threads), TurnPool(queries, 1), **options
         )
         pd_pb2_grpc.add_PDServiceServicer_to_server(servicer, server)
         await server.start()
@@ -122,6 +126,7 @@ async def s(request: pytest.FixtureRequest) -> AsyncIterator[Service]:
                 await client.detach()
         finally:
             input_processor.gate.set()
+            input_processor.texts.set()
             input_processor.queries.set()
             streams.shut_down()
             await server.stop(1.0)
@@ -134,6 +139,17 @@ async def test_a_full_worker_refuses_new_requests_and_takes_resumed_ones(s):
     assert (refused.status, refused.error.code, refused.error.retry_after) == (REFUSED, "overloaded", 1.0)
     assert (await s.client.submit(s.client.message("r3", "x", attempt=2))).status == QUEUED
     assert s.engine.submitted == ["r1", "r3"]
+
+
+@pytest.mark.parametrize("s", [{"threads": 2}], indirect=True)
+async def test_a_small_request_is_taken_while_long_texts_are_prepared(s):
+    messages = [s.client.message(f"long{number}", "x" * LONG) for number in range(4)]
+    long = [asyncio.create_task(s.client.submit(message)) for message in messages]
+    await asyncio.to_thread(s.input_processor.entered.wait, 20)
+    assert (await s.client.submit(s.client.message("small", "x"))).status == QUEUED
+    assert s.engine.submitted == ["small"]
+    s.input_processor.texts.set()
+    assert {reply.status for reply in await asyncio.gather(*long)} == {QUEUED}
 
 
 @pytest.mark.parametrize("method", ["Tokenize", "Detokenize"])

@@ -298,3 +298,23 @@ async def test_it_does_not_start_beside_a_process_that_holds_memory_of_the_gpu(t
     given = FakeGpus(replace(config, device_memory=GIB), tmp_path.name, free=60 * GIB)
     await given.claim()
     assert given.names() == [], "workers with shares start together"
+
+
+async def test_the_token_and_the_certificates_reach_it_by_file(checkpoint: Path, tmp_path: Path) -> None:
+    token = "t" * 64
+    program = Program(tmp_path, LISTENS)
+    config = config_of(checkpoint, tls_cert_file="c", tls_key_file="k", tls_ca_file="a", tls_name="triptych")
+    async with own_server.own_server(config, str(program.path), asyncio.Event(), token):
+        await until(lambda: len(program.pids) == 1)
+        words = [str(word) for word in program.starts[0]]
+        assert token not in " ".join(words)
+        transfer = json.loads(words[words.index("--ec-transfer-config") + 1])
+        options = parse_options(transfer["ec_connector_extra_config"])
+        assert options.token == token
+        assert options.tls is not None
+        assert (options.tls.cert, options.tls.key, options.tls.ca, options.tls.name) == (
+            "c",
+            "k",
+            "a",
+            "triptych",
+        )

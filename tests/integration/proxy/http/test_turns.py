@@ -13,9 +13,10 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from support.waiting import until
-from triptych.proxy.http.connections import HELD_BYTES, LimitedConnection
+from triptych.proxy.http.connections import HELD_BYTES, PIECE_BYTES, LimitedConnection
 from triptych.proxy.http.server import HttpServer, bind
 
 MANY, ONE = "127.0.0.3", "127.0.0.1"
@@ -179,6 +180,34 @@ def test_bodies_and_heads_in_any_pieces_are_what_was_sent(cut):
     uvloop.run(test())
     bodies = [("c", b"x" * 3000), ("s", b"\r\n\r\n" + b"y" * 5000), ("g", b"")]
     assert seen == [*bodies, *bodies, ("end", b"")]
+
+
+def test_a_body_in_tiny_chunks_is_handed_on_by_the_bytes_and_not_by_the_chunks(monkeypatch):
+    chunks = 20_000
+    sent = b"POST /c HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    sent += b"1\r\nx\r\n" * chunks + b"0\r\n\r\n"
+    handed: list[int] = []
+    on_body = HttpToolsProtocol.on_body
+
+    def counted(connection: HttpToolsProtocol, body: bytes) -> None:
+        handed.append(len(body))
+        on_body(connection, body)
+
+    monkeypatch.setattr(HttpToolsProtocol, "on_body", counted)
+
+    async def size(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(str(len(await request.body())))
+
+    async def test() -> None:
+        async with served(size) as (_, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            assert (await reader.read(-1)).endswith(str(chunks).encode())
+            writer.close()
+
+    uvloop.run(test())
+    assert sum(handed) == chunks
+    assert len(handed) <= len(sent) / PIECE_BYTES + 2
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 
 import pytest
 
 from support.fakes.fake_workers import user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
+from support.hostile.two_tenants import A, B, two_tenants
 from support.waiting import until
 from triptych.proxy.pd import link as link_module
 from triptych.proxy.pd import window
@@ -137,3 +139,21 @@ async def test_a_client_that_leaves_frees_its_place_among_the_unanswered(store, 
         worker.door.set()
         assert await stays == whole_text(8)
         await cluster.at_rest()
+
+
+async def test_a_tenant_with_nothing_unanswered_waits_for_nobodys_submits(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(window, "FIRST", 4.0)
+    async with AsyncExitStack() as stack:
+        tenants = await two_tenants(store, tmp_path, stack)
+        [worker] = tenants.cluster.pd_workers
+        worker.door.clear()
+        flood = [tenants.spawn(tenants.small_chat(A)) for _ in range(12)]
+        await until(lambda: len(worker.submits) == 4, "as many Submits as the window has room for")
+        asked = [asyncio.create_task(tenants.small_chat(B)) for _ in range(3)]
+        await until(lambda: len(worker.submits) == 5, "the first Submit of another tenant")
+        await until(lambda: tenants.cluster.dispatcher._router.load == (15, 10), "all that wait")
+        assert [submit.tenant for submit in worker.submits[:4]] == [worker.submits[0].tenant] * 4
+        assert worker.submits[4].tenant != worker.submits[0].tenant
+        worker.door.set()
+        assert await asyncio.gather(*asked, *flood) == [200] * 15
+        await tenants.cluster.at_rest()

@@ -88,6 +88,12 @@ def test_the_connector_takes_the_configuration_that_the_pod_writes(more, store, 
     files = {name: given.pop(name) for name in list(given) if name.endswith("_file")}
     assert {str(Path(file).parent) for file in files.values()} <= mounts
     assert ("store_ca_file" in files) is (store.startswith("rediss:"))
+    # It reads at encoder workers only with what its worker has.
+    words = main_container(manifest)["args"]
+    for name in ("internal_token_file", "tls_cert_file", "tls_key_file", "tls_ca_file"):
+        flag = "--" + name.replace("_", "-")
+        assert files.get(name) == (words[words.index(flag) + 1] if flag in words else None)
+    assert "internal_token_file" in files
     options = parse_options(given)
     assert options.namespaces == (NAMESPACE,)
     assert options.host_memory_bytes == 4 << 30

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from triptych.base.config import ServiceConfig
 from triptych.base.errors import ConfigError
 from triptych.base.vllm_classes import CLASSES
 from triptych.integrations.vllm.engine import adopt_logging, check_engine, row_width, shares_a_process
@@ -49,6 +50,30 @@ def test_every_option_can_be_set():
     assert (options.host_memory_bytes, options.host_folder, options.row_width) == (1 << 21, "/run/shm", 1024)
     assert options.trusted_front_door and not parse_options(NEEDED).trusted_front_door
     assert options.ends_with_parent and not parse_options(NEEDED).ends_with_parent
+
+
+def test_the_clusters_token_comes_from_a_file_and_is_never_shown(tmp_path):
+    file = tmp_path / "token"
+    file.write_text("t" * 32 + "\n" + "u" * 32 + "\n")
+    options = parse_options(NEEDED | {"internal_token_file": str(file)})
+    assert options.token == "t" * 32 + "\n" + "u" * 32
+    assert "t" * 32 not in repr(options) and not parse_options(NEEDED).token
+    file.write_text("short")
+    with pytest.raises(ConfigError, match="ec_connector_extra_config: --internal-token-file"):
+        parse_options(NEEDED | {"internal_token_file": str(file)})
+
+
+def test_certificates_of_services_go_together():
+    files = {"tls_cert_file": "c", "tls_key_file": "k", "tls_ca_file": "a", "tls_name": "triptych"}
+    tls = parse_options(NEEDED | files).tls
+    assert tls is not None and (tls.cert, tls.key, tls.ca, tls.name) == ("c", "k", "a", "triptych")
+    assert parse_options(NEEDED).tls is None
+    given = parse_options(NEEDED | {name: file for name, file in files.items() if name != "tls_name"})
+    assert given.tls is not None and given.tls.name == ServiceConfig().tls_name
+    for name in ("tls_cert_file", "tls_key_file", "tls_ca_file"):
+        some = {key: value for key, value in files.items() if key != name}
+        with pytest.raises(ConfigError, match="go together"):
+            parse_options(NEEDED | some)
 
 
 def test_the_stores_password_comes_from_a_file_and_is_never_shown(tmp_path):

@@ -12,7 +12,7 @@ from triptych.kernels import cpu_linear
 from triptych.kernels.library import kernel_library
 from triptych.models.weights import prepack
 from triptych.models.weights.kernel_report import SETS, Capabilities, choice_of, kernels_in_use
-from triptych.models.weights.prepack import ROWS, PrepackedLinear
+from triptych.models.weights.prepack import PrepackedLinear
 
 AMX = Capabilities(compiled=True, instructions=4, blocked=True, block=32)
 BFLOAT16 = replace(AMX, instructions=3, block=64)
@@ -90,4 +90,4 @@ def test_a_choice_is_counted_by_size() -> None:
     for layer in layers:
         layer.block = layer.block or 64
         layer.choose((1, 2))
-    assert choice_of(layers) == (4, 2 * len(ROWS)) and choice_of(nn.Linear(2, 2)) is None
+    assert choice_of(layers) == (4, 2 * len(layers[0].known)) and choice_of(nn.Linear(2, 2)) is None

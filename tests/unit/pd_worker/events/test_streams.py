@@ -13,6 +13,7 @@ from triptych.base.types import FinishReason
 from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.events.request_log import TokenTexts
 from triptych.pd_worker.events.streams import (
+    CROWD,
     KEEP_DETACHED_SECONDS,
     KEEP_FINISHED_SECONDS,
     EventStream,
@@ -353,6 +354,25 @@ async def test_new_output_of_many_requests_is_lists_for_a_proxy_that_reads_them(
     box.deliver(tokens(3, 3), tokens(3, 2, request="r2"))
     lists = (await asyncio.wait_for(stream.next(), 1)).tokens
     assert (list(lists.token_ids), list(lists.counts)) == ([3, 2], [])
+
+
+async def test_what_others_have_is_not_behind_the_crowd_of_one_tenant(box):
+    stream = box.streams.attach("p1", [])
+    crowd, others = [f"a{number}" for number in range(CROWD)], ["b", "c"]
+    for request in (*crowd, *others):
+        box.streams.open("p1", request, 1, tenant=request[0])
+    everything = [*crowd, *others]
+    box.deliver(*(tokens(0, 1, text="x", request=request) for request in everything))
+    box.deliver(finished(request="b"))
+    stream.lose("gone", 1)
+    few, crowded = await stream.next(), await stream.next()
+    assert [event.request_id for event in few.events] == ["b", "b", "c"]
+    assert [event.request_id for event in crowded.events] == [*crowd, "gone"]
+    assert stream.idle
+    box.deliver(*(tokens(1, 1, text="x", request=request) for request in crowd))
+    assert len((await stream.next()).events) == CROWD
+    box.deliver(*(tokens(2, 1, text="x", request=request) for request in (*crowd[: CROWD - 2], "c")))
+    assert len((await stream.next()).events) == CROWD - 1
 
 
 async def test_an_end_stays_behind_its_tokens_and_a_loss_behind_the_lists(box):

@@ -12,7 +12,7 @@ import pytest
 from triptych.base.errors import InvalidRequest
 from triptych.proxy.media.loader import decode_base64
 from triptych.proxy.media.source import AudioPart, FilePart, ImagePart
-from triptych.proxy.parsing.lifted import LEAST, lift, lifted_text, parse_lifted
+from triptych.proxy.parsing.lifted import LEAST, lift_texts, lifted_text, parse_lifted
 
 FILE = random.Random(7).randbytes(LEAST)
 TEXT = base64.b64encode(FILE).decode()
@@ -87,14 +87,14 @@ def test_a_text_that_looks_like_a_file_is_the_text_that_was_sent(values):
 @pytest.mark.parametrize("url", [URL[: LEAST // 2], "data:image/png;base64,", URL.replace("A", "/")])
 def test_short_files_and_those_with_escapes_stay_in_the_body(url):
     raw = body({"url": url}).replace(b"/", b"\\/")
-    assert lift(raw) == (raw, {})
+    assert lift_texts(raw) == (raw, {})
 
 
 @pytest.mark.parametrize(
     "raw", [b"", b"[" + TEXT.encode(), b'{"data":"' + b"x" * LEAST, b"\x0a" + URL.encode()]
 )
 def test_what_is_no_object_or_has_no_end_stays_as_it_is(raw):
-    assert lift(raw) == (raw, {})
+    assert lift_texts(raw) == (raw, {})
 
 
 def test_an_error_is_that_of_the_whole_body():
@@ -108,7 +108,7 @@ def test_an_error_is_that_of_the_whole_body():
 
 def test_nobody_can_ask_for_the_file_of_another_body():
     raw = body({"url": URL})
-    word = next(iter(lift(raw)[1]))
+    word = next(iter(lift_texts(raw)[1]))
     assert lifted_text(word) is None
     parsed_sizes(body(word, {"url": URL}))
     assert lifted_text(word) is None
@@ -116,4 +116,4 @@ def test_nobody_can_ask_for_the_file_of_another_body():
 
 def test_openings_of_nothing_cost_a_bounded_search():
     raw = body(*["data:image/png;base64,"] * 10_000)
-    assert lift(raw) == (raw, {})
+    assert lift_texts(raw) == (raw, {})

@@ -94,13 +94,16 @@ def test_a_proxy_that_was_suspended_itself_suspects_no_worker():
 class NotingLink:
     """A link to a worker that takes every request."""
 
-    attached, open, set_aside, in_flight = True, True, False, 0
+    attached, set_aside, in_flight = True, False, 0
 
     def __init__(self) -> None:
         self.address = "pd"
         self.submitted: list[int] = []
 
-    def track(self, request_id: str, attempt: int, received: object) -> None: ...
+    def open_to(self, tenant: str) -> bool:
+        return True
+
+    def track(self, request_id: str, attempt: int, received: object, tenant: str) -> None: ...
     def forget(self, request_id: str) -> None: ...
     def cancel(self, request_id: str) -> None: ...
     def check(self, now: float) -> bool:

@@ -77,6 +77,15 @@ def test_a_request_that_was_withdrawn_or_replaced_is_handed_over_never_or_once()
     assert "a0" not in waiting and waiting.order_of("a0") is None
 
 
+def test_a_tenant_that_may_not_keeps_its_queue_and_is_passed_over_without_a_look_at_it():
+    waiting = queue(*(request(f"a{i}", i) for i in range(1000)), request("b0", 2000), request("b1", 2001))
+    with closing(waiting.in_turns(lambda tenant: tenant == "b")) as entries:
+        assert [entry[0].request_id for entry in entries] == ["b0", "b1"]
+    with closing(queue(request("a0", 1)).in_turns(lambda tenant: False)) as entries:
+        assert list(entries) == []
+    assert handed_over(waiting, 3) == ["a0", "b0", "a1"]
+
+
 def test_a_hand_over_costs_the_same_with_many_requests_that_wait():
     def cost(waiting_requests: int) -> int:
         waiting = queue(*(request(f"a{i}", i) for i in range(waiting_requests)))

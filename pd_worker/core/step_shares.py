@@ -1,0 +1,44 @@
+"""StepShares: a tenant whose crowd has taken a long step sits out while others begin. Pure values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+
+from triptych.pd_worker.core.request import RequestState
+
+#: Rows of one step from which on a tenant is a crowd, if it has most of the step's.
+CROWD_ROWS = 16
+#: Output tokens up to which a request begins: what is small ends with them, and a stream is seen to run.
+FIRST_TOKENS = 4
+
+
+class StepShares:
+    """What one tenant's crowd owes to the others: as many seconds as its last step has taken.
+
+    A request of somebody else would have to wait for a step of the crowd with each of its tokens, and the
+    crowd may make these as long as it likes. So the steps in which others begin are theirs alone, for as many
+    seconds. Whoever streams longer shares all steps: together they cost hardly more than alone.
+    """
+
+    def __init__(self) -> None:
+        self._tenant: str | None = None
+        self._seconds = 0.0
+
+    def resting(self, startable: Collection[str], running: Iterable[RequestState]) -> str | None:
+        """The tenant that sits the next step out: it owes, and requests of others could start or begin."""
+        if (tenant := self._tenant) is None:
+            return None
+        begins = any(one.tenant != tenant and len(one.output_token_ids) < FIRST_TOKENS for one in running)
+        return tenant if begins or any(other != tenant for other in startable) else None
+
+    def computed(self, rows: Counter[str], seconds: float) -> None:
+        """A step has ended, in which each tenant had so many rows."""
+        if self._tenant is not None and self._tenant not in rows:
+            self._seconds -= seconds
+            if self._seconds <= 0:
+                self._tenant = None
+            return
+        [(crowd, most)] = rows.most_common(1) or [("", 0)]
+        is_crowd = most >= CROWD_ROWS and 2 * most > rows.total()
+        self._tenant, self._seconds = (crowd, seconds) if is_crowd else (None, 0.0)
