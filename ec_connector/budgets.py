@@ -22,7 +22,7 @@ BUDGETS: tuple[SharedBudget, ...] = (
         f"{BULK_CONNECTIONS}",
         "order",
         "they wait, within their deadline",
-        made=("store/bulk.py: Semaphore",),
+        made=("store/bulk_pool.py: Semaphore",),
     ),
     SharedBudget(
         "data port",

@@ -44,7 +44,8 @@ from triptych.models.identity import ModelIdentity
 from triptych.models.registry import before_each_layer
 from triptych.protos import encoder_pb2_grpc
 from triptych.protos.encoder_pb2 import EncodeEvent
-from triptych.registry.leases import LeaseKeeper, Leases
+from triptych.registry.lease_keeper import LeaseKeeper
+from triptych.registry.leases import Leases
 from triptych.registry.matching import DIRECT, ROW_WIDTH, PDModels, described
 from triptych.registry.registry import Registry, StoreReach
 from triptych.registry.worker_server import WorkerProcess, WorkerServer, worker_process

@@ -23,8 +23,10 @@ from triptych.base.engine_beat import MOST_RESTARTS, OwnPauses
 from triptych.base.errors import TriptychError
 from triptych.base.log import log_fields
 from triptych.base.machine.worker_load import LOAD_HEADER, WorkerLoad, decode_load
-from triptych.base.rpc.channels import STORE_SERVICE, InternalToken, WorkerConnection
+from triptych.base.rpc.channels import STORE_SERVICE
+from triptych.base.rpc.internal_token import InternalToken
 from triptych.base.rpc.tls.certificates import Certificates
+from triptych.base.rpc.worker_connection import WorkerConnection
 from triptych.base.status_server import ServiceStatus
 from triptych.base.types import WorkerInfo
 from triptych.proxy.workers import KnownWorkers, Worker

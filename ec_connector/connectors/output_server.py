@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from triptych.base.config.tls import TlsFiles
 from triptych.base.errors import ConfigError
-from triptych.base.rpc.channels import TOKEN_HEADER, InternalToken
+from triptych.base.rpc.internal_token import TOKEN_HEADER, InternalToken
 from triptych.base.rpc.tls.certificates import Certificates
 from triptych.base.rpc.tls.material import TlsMaterial, read_material
 from triptych.ec_connector.base import DirectTransfer

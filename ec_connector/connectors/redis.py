@@ -26,7 +26,8 @@ from triptych.ec_connector.connectors.direct_path import NotFiniteError, ServedO
 from triptych.ec_connector.connectors.host_buffers import DeviceCopier, bytes_of
 from triptych.ec_connector.connectors.output_server import OutputServer
 from triptych.ec_connector.connectors.scheduler_role import TableScheduler
-from triptych.ec_connector.connectors.store_loads import StoreClient, StoreLoads
+from triptych.ec_connector.connectors.store_client import StoreClient
+from triptych.ec_connector.connectors.store_loads import StoreLoads
 from triptych.ec_connector.metadata import Reports, TransferMetadata
 from triptych.store import codec
 

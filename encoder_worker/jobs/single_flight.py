@@ -19,7 +19,8 @@ from triptych.encoder_worker.jobs.table import EncodeJobs, JobMetrics
 from triptych.protos import job_events
 from triptych.protos.convert import plan_to_proto
 from triptych.protos.encoder_pb2 import EncodeEvent
-from triptych.registry.leases import LeaseKeeper, OwnedBy
+from triptych.registry.lease_keeper import LeaseKeeper
+from triptych.registry.leases import OwnedBy
 from triptych.registry.registry import StorePatience
 from triptych.store.control import StoreUnavailable
 

@@ -18,7 +18,7 @@ from triptych.encoder_worker.media.preparer import Preparer
 from triptych.encoder_worker.scheduler import EncoderScheduler, SchedulerCounts, Stage
 from triptych.protos.encoder_pb2 import EncodeEvent
 from triptych.protos.job_events import failed
-from triptych.registry.leases import LeaseKeeper
+from triptych.registry.lease_keeper import LeaseKeeper
 
 
 class JobMetrics:

@@ -14,7 +14,7 @@ from support.fakes.fake_workers import picture, user, whole_text
 from support.fakes.impostor import HEALTH, Impostor, is_free, port_of, registration
 from support.fakes.proxy_fakes import FakeCluster, poll_often
 from support.waiting import until
-from triptych.base.rpc.channels import InternalToken
+from triptych.base.rpc.internal_token import InternalToken
 from triptych.base.rpc.tls.certificates import Certificates
 from triptych.protos import common_pb2, encoder_pb2
 

@@ -24,11 +24,11 @@ from support.matrix import matrix
 from support.processes.cluster import Cluster, start_cluster, wait_for
 from triptych.apps.launch.embedded_store import EmbeddedStore, find_server_binary
 from triptych.registry.registry import Registry
+from triptych.store.address import parse_store_url
 from triptych.store.bulk import BulkError, BulkWriter
 from triptych.store.bulk_reader import BulkReader
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.sockets import parse_store_url
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -19,7 +19,8 @@ from triptych.base.errors import ConfigError
 from triptych.base.machine.gpu_load import gpu_reader
 from triptych.base.machine.worker_load import read_load
 from triptych.base.metrics import show_expiry
-from triptych.base.rpc.channels import InternalToken, UnknownCalls, listen, make_server
+from triptych.base.rpc.channels import UnknownCalls, listen, make_server
+from triptych.base.rpc.internal_token import InternalToken
 from triptych.base.rpc.tls.certificates import Certificates, internal_certificates
 from triptych.base.status_server import ServiceStatus, StatusServer, status_server
 from triptych.base.types import WorkerInfo

@@ -14,6 +14,7 @@ from typing import Any, cast
 import xxhash
 
 from triptych.base.types import ItemPlan
+from triptych.store.address import StoreAddress
 from triptych.store.bulk import (
     BulkError,
     BulkLost,
@@ -28,7 +29,7 @@ from triptych.store.bulk import (
     scattered,
 )
 from triptych.store.codec import CHECKSUM_SPAN, HEAD_BYTES, Damage, Head, decode_head
-from triptych.store.sockets import StoreAddress, command, open_socket
+from triptych.store.sockets import command, open_socket
 
 
 class ArrivingValue:

@@ -14,8 +14,8 @@ from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError, Respon
 from redis.typing import EncodableT
 
 from triptych.base.errors import ConfigError, TriptychError
+from triptych.store.address import StoreAddress
 from triptych.store.remedies import with_first_remedy, with_remedy
-from triptych.store.sockets import StoreAddress
 from triptych.store.tls import TlsConnection
 
 _CONNECTIONS = 16

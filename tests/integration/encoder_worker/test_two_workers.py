@@ -19,7 +19,8 @@ from triptych.encoder_worker.jobs.same_rows import SameRows
 from triptych.encoder_worker.jobs.single_flight import SingleFlight
 from triptych.models.base import PreparedItem
 from triptych.protos.encoder_pb2 import EncodeEvent
-from triptych.registry.leases import Lease, LeaseKeeper, Leases, OwnedBy
+from triptych.registry.lease_keeper import LeaseKeeper
+from triptych.registry.leases import Lease, Leases, OwnedBy
 from triptych.store import keys
 from triptych.store.embedding_store import EmbeddingStore
 

@@ -17,7 +17,6 @@ from support.certificates import CertificateFolder, issue, pem_of
 from support.fakes.fake_workers import picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.base.rpc import channels
 from triptych.base.rpc.channels import make_channel
 from triptych.base.rpc.tls.certificates import Certificates
 
@@ -140,7 +139,7 @@ async def test_a_worker_that_has_not_read_its_files_yet_stays_connected(
     store, tmp_path, old, new, caplog, monkeypatch
 ):
     """Files reach machines at different times, and sometimes in the wrong order."""
-    monkeypatch.setattr(channels, "RETRY_SECONDS", 1.0)
+    monkeypatch.setattr("triptych.base.rpc.worker_connection.RETRY_SECONDS", 1.0)
     proxy, workers = Side(tmp_path / "proxy", old), Side(tmp_path / "workers", old)
     async with FakeCluster(
         store, internal=proxy.certificates, worker_certificates=workers.certificates

@@ -18,10 +18,10 @@ from support.processes.cluster import free_port
 from support.processes.relay import Relay
 from triptych.registry.leases import Lease, Leases
 from triptych.store import codec
+from triptych.store.address import with_tls_files
 from triptych.store.bulk import Loaded, SaveResult
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
-from triptych.store.sockets import with_tls_files
 from triptych.store.tls import StoreTls
 from triptych.store.topology.location import parse_store
 

@@ -151,7 +151,7 @@ def _without_leases(module: ModuleType) -> None:
 
 
 if _NO_LEASES in os.environ:
-    patch_when_imported({"triptych.registry.leases": _without_leases})
+    patch_when_imported({"triptych.registry.lease_keeper": _without_leases})
 if {"TRIPTYCH_TEST_FAULTS", "TRIPTYCH_TEST_GATES", _TOWERS, *_SECONDS.values()} & os.environ.keys():
     patch_when_imported(dict.fromkeys(_TARGETS, _patch))
 if mutants.VARIABLE in os.environ:

@@ -11,7 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from triptych.base.hashing import mm_hash
 from triptych.base.machine.worker_load import WorkerLoad
-from triptych.base.rpc.channels import STORE_SERVICE, InternalToken, listen, make_server
+from triptych.base.rpc.channels import STORE_SERVICE, listen, make_server
+from triptych.base.rpc.internal_token import InternalToken
 from triptych.base.rpc.tls.certificates import Certificates
 from triptych.base.types import WorkerInfo
 from triptych.base.worker_process import HealthServicer

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from triptych.base.cpu import step_pacer
-from triptych.base.cpu.step_pacer import SLOTS, CorePage, crowded
+from triptych.base.cpu import core_page
+from triptych.base.cpu.core_page import SLOTS, CorePage, crowded
 from triptych.base.cpu.threads import OwnCore, claim_core, parse_cpus, pin
 from triptych.base.errors import ConfigError
 from triptych.base.machine.resources import usable_cpus
@@ -97,7 +97,7 @@ def test_a_worker_sees_others_while_they_compute_and_never_itself(tmp_path):
 
 
 def test_a_tower_takes_the_cores_that_nobody_uses_and_gives_them_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(step_pacer, "usable_cpus", lambda: 4)
+    monkeypatch.setattr(core_page, "usable_cpus", lambda: 4)
     path = str(tmp_path / "cores")
     tower, decoder = CorePage(path, 1, 2, maximum=4), CorePage(path, 2, 2, maximum=4)
     assert tower.begin() == 4

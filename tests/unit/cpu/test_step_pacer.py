@@ -7,8 +7,10 @@ import time
 
 import pytest
 
+from triptych.base.cpu import core_page
 from triptych.base.cpu import step_pacer as module
-from triptych.base.cpu.step_pacer import CorePage, FollowsRows, SharedCores, StepPacer, step_pacer
+from triptych.base.cpu.core_page import CorePage
+from triptych.base.cpu.step_pacer import FollowsRows, SharedCores, StepPacer, step_pacer
 from triptych.base.cpu.threads import OwnCore
 from triptych.base.machine.resources import usable_cpus
 
@@ -57,7 +59,7 @@ def test_a_step_waits_for_its_share_of_the_interval(path):
 
 
 def test_a_tower_computes_on_all_cores_until_a_decoder_wants_one(path, monkeypatch):
-    monkeypatch.setattr(module, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(core_page, "usable_cpus", lambda: 2)
     given: list[int] = []
     tower = SharedCores(CorePage(path, 1, 1, maximum=2), set_threads=given.append)
     decoder = step_pacer(path, 0, 1)
@@ -74,7 +76,7 @@ def test_a_tower_computes_on_all_cores_until_a_decoder_wants_one(path, monkeypat
 
 
 def test_a_decoder_steps_on_one_core_beside_a_tower_and_on_both_alone(path, monkeypatch):
-    monkeypatch.setattr(module, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(core_page, "usable_cpus", lambda: 2)
     given: list[int] = []
     decoder = SharedCores(CorePage(path, 0, 1, maximum=2), set_threads=given.append)
     tower = step_pacer(path, 1, 1)
@@ -125,7 +127,7 @@ def test_a_decoder_keeps_to_its_core_until_a_tower_computes(path):
 
 
 def test_a_narrow_decoder_leaves_its_core_for_steps_of_many_rows_and_takes_all_cores(path, monkeypatch):
-    monkeypatch.setattr(module, "usable_cpus", lambda: 4)
+    monkeypatch.setattr(core_page, "usable_cpus", lambda: 4)
     core, given = _Core(), list[int]()
     decoder = SharedCores(CorePage(path, 0, 1, maximum=4), core=core, set_threads=given.append, many=64)
     tower = step_pacer(path, 1, 2)
@@ -144,7 +146,7 @@ def test_a_narrow_decoder_leaves_its_core_for_steps_of_many_rows_and_takes_all_c
 
 
 def test_a_step_of_few_rows_shows_others_one_thread_however_many_the_worker_has_at_least(path, monkeypatch):
-    monkeypatch.setattr(module, "usable_cpus", lambda: 4)
+    monkeypatch.setattr(core_page, "usable_cpus", lambda: 4)
     decoder = SharedCores(CorePage(path, 0, 3, maximum=4), many=64)
     for rows, threads in ((63, 1), (64, 4)):
         decoder.plan(rows)

@@ -14,7 +14,7 @@ import torch
 from triptych.apps.launch import serve
 from triptych.apps.launch.plan.cores import share_cores
 from triptych.base.config import ServeConfig, WorkerRange
-from triptych.base.cpu.step_pacer import CorePage
+from triptych.base.cpu.core_page import CorePage
 from triptych.base.cpu.threads import (
     decoder_threads,
     in_short_lived_thread,

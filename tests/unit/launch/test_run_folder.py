@@ -29,7 +29,7 @@ from triptych.apps.launch.secrets import VARIABLE, hand_down, store_url, without
 from triptych.base.config import ServiceConfig
 from triptych.base.config.flags import config_from
 from triptych.base.errors import ConfigError
-from triptych.store.sockets import StoreAddress, parse_store_url
+from triptych.store.address import StoreAddress, parse_store_url
 from triptych.store.tls import StoreTls
 
 

@@ -13,7 +13,8 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from triptych.base.machine.worker_load import LOAD_HEADER, WorkerLoad, decode_load
-from triptych.base.rpc.channels import InternalToken, make_channel, make_server
+from triptych.base.rpc.channels import make_channel, make_server
+from triptych.base.rpc.internal_token import InternalToken
 from triptych.base.types import WorkerInfo
 from triptych.base.worker_process import Health
 from triptych.protos import common_pb2, encoder_pb2, encoder_pb2_grpc, pd_pb2, pd_pb2_grpc

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from triptych.store.address import parse_store_url
 from triptych.store.bulk import (
     BulkNotServing,
     BulkRefused,
@@ -20,7 +21,6 @@ from triptych.store.bulk import (
     scattered,
 )
 from triptych.store.control import SLACK_SECONDS, Control, ServerClock
-from triptych.store.sockets import parse_store_url
 
 
 class _LosesCancellations:

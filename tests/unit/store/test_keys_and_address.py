@@ -5,7 +5,8 @@ import pytest
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.ec_connector.base import ECTransferConfig
 from triptych.store import keys
-from triptych.store.sockets import StoreAddress, command, parse_store_url, redacted
+from triptych.store.address import StoreAddress, parse_store_url, redacted
+from triptych.store.sockets import command
 from triptych.store.tls import StoreTls
 
 HASH = "ab" * 32

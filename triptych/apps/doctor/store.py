@@ -18,11 +18,11 @@ from triptych.base.errors import ConfigError
 from triptych.base.types import WorkerInfo
 from triptych.registry.registry import Registry
 from triptych.store import keys
+from triptych.store.address import StoreAddress
 from triptych.store.bulk import POLICY, BulkError, BulkRefused, StoreMemory
 from triptych.store.control import StoreRefused, StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
 from triptych.store.remedies import is_denied
-from triptych.store.sockets import StoreAddress
 from triptych.store.topology.location import parse_store
 from triptych.store.topology.topology import Server, Topology
 

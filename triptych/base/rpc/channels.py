@@ -10,130 +10,18 @@ says otherwise. Workers do not start and proxies do not call workers where that 
 
 from __future__ import annotations
 
-import asyncio
-import hmac
-import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import asdict, replace
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
 
 import grpc
 from grpc import aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from triptych.base.rpc.internal_token import InternalToken, Q, R, TokenCheck, token_interceptors
 from triptych.base.rpc.tls.certificates import Certificates
 from triptych.base.rpc.tls.material import TlsMaterial
-from triptych.base.types import WorkerInfo
-
-Q = TypeVar("Q")
-R = TypeVar("R")
 
 logger = logging.getLogger(__name__)
-
-TOKEN_HEADER = "authorization"
-#: Calls without a token: they say whether the process serves, and its load to who knows its incarnation.
-_OPEN_PATH = "/grpc.health."
-_REFUSAL = "the call does not carry the cluster's internal token"
-_DIGEST = "sha256"
-
-
-class InternalToken:
-    """The token as lines: the first one is sent and signs, every one of them is accepted.
-
-    There are two while the token is rotated.
-    """
-
-    def __init__(self, tokens: str) -> None:
-        lines = [token.encode() for token in tokens.split("\n")]
-        #: The header's value in a client's calls.
-        self.header = "Bearer " + tokens.partition("\n")[0]
-        self._accepted = tuple(b"Bearer " + token for token in lines)
-        self._keys = tuple(hmac.digest(token, b"triptych internal key 1", _DIGEST) for token in lines)
-
-    def admits(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
-        """Whether a call with this metadata carries the token, once. Compares in constant time."""
-        values = [value for name, value in metadata or () if name == TOKEN_HEADER]
-        if len(values) != 1:
-            return False
-        value = values[0].encode() if isinstance(values[0], str) else values[0]
-        return any([hmac.compare_digest(header, value) for header in self._accepted])
-
-    def signed(self, info: WorkerInfo) -> WorkerInfo:
-        """The registration with its signature, an HMAC over all its fields."""
-        return replace(info, proof=_signature(self._keys[0], info))
-
-    def has_signed(self, info: WorkerInfo) -> bool:
-        """Whether the writer of this registration, as it is, knows the token."""
-        try:
-            given = info.proof.encode()
-            return any([hmac.compare_digest(_signature(key, info).encode(), given) for key in self._keys])
-        except (TypeError, ValueError, AttributeError):
-            return False  # fields that no worker of ours writes
-
-
-def _signature(key: bytes, info: WorkerInfo) -> str:
-    fields = asdict(replace(info, proof=""))
-    if not info.kind:
-        del fields["kind"]  # workers of releases without it sign without it
-    content = json.dumps(fields, sort_keys=True).encode()
-    return hmac.digest(key, b"triptych 1 registration\0" + content, _DIGEST).hex()
-
-
-class TokenCheck(aio.ServerInterceptor):
-    """A server interceptor that refuses calls without the internal token, before a message is read."""
-
-    def __init__(self, token: InternalToken) -> None:
-        self._token = token
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Q, R] | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Q, R] | None:
-        handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method.startswith(_OPEN_PATH):
-            return handler
-        return handler if self._token.admits(handler_call_details.invocation_metadata) else _refusal()
-
-
-def _refusal() -> grpc.RpcMethodHandler[Q, R]:
-    async def refuse(_: AsyncIterator[Q], context: aio.ServicerContext[Q, R]) -> AsyncIterator[R]:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, _REFUSAL)
-        yield b""
-
-    # For calls of every kind: a handler of a stream does not read the message before it refuses.
-    return grpc.stream_stream_rpc_method_handler(refuse)
-
-
-def token_interceptors(token: InternalToken) -> list[aio.ClientInterceptor]:
-    """Client interceptors that send the token with every call but health checks."""
-
-    def sending(details: aio.ClientCallDetails) -> aio.ClientCallDetails:
-        method = details.method.decode() if isinstance(details.method, bytes) else details.method
-        if method.startswith(_OPEN_PATH):
-            return details
-        metadata = aio.Metadata(*(details.metadata or ()), (TOKEN_HEADER, token.header))
-        return aio.ClientCallDetails(
-            details.method, details.timeout, metadata, details.credentials, details.wait_for_ready
-        )
-
-    async def intercept(self: object, continuation: Any, details: aio.ClientCallDetails, request: Any) -> Any:
-        return await continuation(sending(details), request)
-
-    # Each kind of call has a base of its own, whose one abstract method has a name of its own.
-    return [
-        type(base.__name__, (base,), dict.fromkeys(base.__abstractmethods__, intercept))() for base in _KINDS
-    ]
-
-
-_KINDS: tuple[Any, ...] = (
-    aio.UnaryUnaryClientInterceptor,
-    aio.UnaryStreamClientInterceptor,
-    aio.StreamUnaryClientInterceptor,
-    aio.StreamStreamClientInterceptor,
-)
 
 
 #: Prompts and token ids travel here, media in small frames, embeddings never.
@@ -225,82 +113,6 @@ def make_channel(address: str, token: str = "", tls: TlsMaterial | None = None) 
 
 
 logger = logging.getLogger(__name__)
-
-#: Seconds that a worker gets to answer over a channel with new certificates.
-TRIAL_SECONDS = 2.0
-#: Between two such trials.
-RETRY_SECONDS = 5.0
-_READY_OR_SOON = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.CONNECTING)
-
-
-class WorkerConnection:
-    """The channel to one worker. With certificates, it is replaced after those have changed.
-
-    The new channel is taken once the worker has answered over it: one that has not read its new files yet
-    stays connected. Streams go on over the channel on which they began.
-    """
-
-    def __init__(self, info: WorkerInfo, token: str = "", certificates: Certificates | None = None) -> None:
-        self._info = info
-        self._token = token
-        self._certificates = certificates
-        #: What the channel was made with.
-        self._material = None if certificates is None else certificates.current()
-        #: The channel for new calls.
-        self.channel = make_channel(info.address, token, self._material)
-        self._replaced: list[aio.Channel] = []
-        self._refused: TlsMaterial | None = None
-        self._retry_at = 0.0
-
-    async def follow_certificates(self) -> None:
-        """Replaces the channel if the certificates have changed and the worker answers with the new ones."""
-        await self._close_unused()
-        if self._certificates is None or (material := self._certificates.current()) is self._material:
-            return
-        now = asyncio.get_running_loop().time()
-        if material is self._refused and now < self._retry_at:
-            return
-        channel = make_channel(self._info.address, self._token, material)
-        if error := await _trial(channel):
-            await channel.close()
-            self._retry_at = now + RETRY_SECONDS
-            if material is not self._refused:
-                logger.warning(
-                    "%s worker %s does not answer over TLS with our new certificate; the connection that it "
-                    "has stays: %s",
-                    self._info.pool,
-                    self._info.address,
-                    error,
-                )
-            self._refused = material
-            return
-        self._replaced.append(self.channel)
-        self.channel, self._material, self._refused = channel, material, None
-
-    async def close(self) -> None:
-        """Ends all calls."""
-        channels = [self.channel, *self._replaced]
-        self._replaced.clear()
-        await asyncio.gather(*(channel.close() for channel in channels))
-
-    async def _close_unused(self) -> None:
-        """A channel goes idle some time after its last call, and breaks where its connection does."""
-        unused = [one for one in self._replaced if one.get_state() not in _READY_OR_SOON]
-        for channel in unused:
-            self._replaced.remove(channel)
-            await channel.close()
-
-
-async def _trial(channel: aio.Channel) -> str:
-    """Why the worker cannot be called over this channel; "" when it can."""
-    try:
-        await health_pb2_grpc.HealthStub(channel).Check(
-            health_pb2.HealthCheckRequest(), timeout=TRIAL_SECONDS
-        )
-    except aio.AioRpcError as error:
-        if error.code() not in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND):
-            return str(error.details())[:300]
-    return ""
 
 
 _LOG_SECONDS = 60.0

@@ -12,7 +12,7 @@ from triptych.base.source_tickets import SourceTickets
 from triptych.base.types import EmbeddingSource, ItemPlan
 from triptych.ec_connector.base import DirectTransfer
 from triptych.ec_connector.connectors.direct_path import DirectLoads
-from triptych.ec_connector.connectors.store_loads import StoreClient
+from triptych.ec_connector.connectors.store_client import StoreClient
 from triptych.integrations.vllm.host_copies import HostCopies, HostCopy
 from triptych.integrations.vllm.options import ConnectorOptions
 from triptych.integrations.vllm.park_table import LoadOutcome, LoadReport

@@ -17,7 +17,7 @@ import torch
 from triptych.base.errors import TriptychError
 from triptych.base.log import log_fields, short
 from triptych.base.types import ItemPlan
-from triptych.ec_connector.connectors.store_loads import StoreClient
+from triptych.ec_connector.connectors.store_client import StoreClient
 from triptych.integrations.vllm.host_copies import HostCopy
 from triptych.integrations.vllm.options import ConnectorOptions
 from triptych.integrations.vllm.requests import SaveOrder

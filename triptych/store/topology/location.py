@@ -9,8 +9,8 @@ from enum import Enum
 from urllib.parse import unquote, urlsplit
 
 from triptych.base.errors import ConfigError
-from triptych.store import sockets as single
-from triptych.store.sockets import StoreAddress, parse_store_url
+from triptych.store import address as single
+from triptych.store.address import StoreAddress, parse_store_url
 from triptych.store.tls import StoreTls
 
 _CLUSTER_PORT, _SENTINEL_PORT = 6379, 26379

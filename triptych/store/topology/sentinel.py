@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from redis.typing import EncodableT
 
+from triptych.store.address import StoreAddress
 from triptych.store.bulk import BulkError, BulkNotServing, BulkRefused, ValueTooLarge
 from triptych.store.control import Commands, Control, StoreFull, StoreUnavailable
-from triptych.store.sockets import StoreAddress
 from triptych.store.topology.location import StoreLocation
 from triptych.store.topology.topology import Exchange, Server, ServerPart, Topology
 

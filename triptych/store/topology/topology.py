@@ -10,10 +10,11 @@ from typing import TypeVar
 
 from triptych.base.errors import ConfigError
 from triptych.base.types import JsonObject
-from triptych.store.bulk import BulkNotServing, BulkPool, BulkWriter, StoreMemory
+from triptych.store.address import StoreAddress
+from triptych.store.bulk import BulkNotServing, BulkWriter, StoreMemory
+from triptych.store.bulk_pool import BulkPool
 from triptych.store.bulk_reader import BulkReader
 from triptych.store.control import Commands, Control, StoreUnavailable
-from triptych.store.sockets import StoreAddress
 
 C = TypeVar("C", BulkReader, BulkWriter)
 

@@ -19,7 +19,7 @@ from triptych.base.progress import Progress
 from triptych.base.types import SamplingParams
 from triptych.ec_connector.base import ECTransferConfig
 from triptych.ec_connector.connectors.memory import MemoryStore
-from triptych.ec_connector.connectors.store_loads import LoopThread
+from triptych.ec_connector.connectors.store_client import LoopThread
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import resolve

@@ -19,7 +19,7 @@ from triptych.base.types import WorkerInfo
 from triptych.registry.leases import Lease, Leases, OwnedBy
 from triptych.registry.registry import Registry
 from triptych.registry.scaling import ScalingBoard
-from triptych.store import bulk, codec, keys, shares
+from triptych.store import bulk_pool, codec, keys, shares
 from triptych.store.bulk import Loaded, Missing, SaveResult
 from triptych.store.embedding_store import EmbeddingStore
 from triptych.store.shares import StoreShares
@@ -135,7 +135,7 @@ def two(tmp_path: Path) -> Iterator[list[StoreServer]]:
 @pytest.mark.parametrize("fault", ["killed", "made a replica"])
 async def test_clients_go_to_the_new_host(two, names, monkeypatch, fault):
     """A server that is made a replica keeps its connections, and answers reads on them."""
-    monkeypatch.setattr(bulk, "MAX_AGE", 0.3)
+    monkeypatch.setattr(bulk_pool, "MAX_AGE", 0.3)
     first, second = two
     second.call("REPLICAOF", "127.0.0.1", first.port)
     url = f"redis://{NAME}:{first.port}/0"
@@ -151,7 +151,7 @@ async def test_clients_go_to_the_new_host(two, names, monkeypatch, fault):
             await traffic.more(120)
             assert not traffic.wrong
         # What still leads to the first server is too old from now on.
-        monkeypatch.setattr(bulk, "MAX_AGE", 0.0)
+        monkeypatch.setattr(bulk_pool, "MAX_AGE", 0.0)
         if fault == "made a replica":
             first.call("REPLICAOF", "127.0.0.1", 1)
         plan = make_plan("written after it")

@@ -14,7 +14,8 @@ from triptych.encoder_worker.jobs import single_flight
 from triptych.encoder_worker.jobs.job import EncodeJob
 from triptych.encoder_worker.jobs.loop import BackgroundTasks
 from triptych.encoder_worker.jobs.single_flight import SingleFlight
-from triptych.registry.leases import Lease, LeaseKeeper, OwnedBy
+from triptych.registry.lease_keeper import LeaseKeeper
+from triptych.registry.leases import Lease, OwnedBy
 from triptych.store.control import StoreUnavailable
 
 TERM = 0.03

@@ -7,7 +7,7 @@ import pytest
 from triptych.base.errors import ConfigError
 from triptych.registry import leases, registry, scaling
 from triptych.store import keys
-from triptych.store.sockets import StoreAddress
+from triptych.store.address import StoreAddress
 from triptych.store.tls import StoreTls
 from triptych.store.topology.cluster import SLOTS, SlotMap, key_of, slot_of
 from triptych.store.topology.location import (
