@@ -59,33 +59,38 @@ def has_at_most(most: int, raw: bytes, descriptor: Any) -> bool:
 def lift_files(raw: bytes, descriptor: Any) -> tuple[bytes, dict[str, memoryview]]:
     """The message, which is known to be sound, with a word in the place of each long file, and these by the
     words: protobuf copies a file twice, each time with the interpreter's lock."""
-    view, name = memoryview(raw), secrets.token_hex(16)
     files: dict[str, memoryview] = {}
-
-    def pieces(at: int, end: int, kind: Any) -> list[bytes | memoryview]:
-        made: list[bytes | memoryview] = []
-        kept = at
-        while at < end:
-            key, begin = _varint(raw, at)
-            first = begin
-            begin, at = _skip(raw, begin, key & 7)
-            field = kind.fields_by_number.get(key >> 3)
-            if key & 7 != _BYTES or field is None or at - begin < LEAST:
-                continue
-            if field.message_type is not None:
-                inner = pieces(begin, at, field.message_type)
-            elif field.type == FieldDescriptor.TYPE_BYTES:
-                word = f"{name}{len(files)}"
-                files[word] = view[begin:at]
-                inner = [word.encode()]
-            else:
-                continue
-            made += [view[kept:first], _varint_bytes(sum(map(len, inner))), *inner]
-            kept = at
-        return [*made, view[kept:end]]
-
-    lifted = pieces(0, len(raw), descriptor)
+    lifted = _without_files(memoryview(raw), 0, len(raw), descriptor, secrets.token_hex(16), files)
     return b"".join(lifted) if files else raw, files
+
+
+def _without_files(
+    raw: memoryview, at: int, end: int, kind: Any, name: str, files: dict[str, memoryview]
+) -> list[bytes | memoryview]:
+    """The pieces of a message between two places; the files go into `files`.
+
+    No inner function: one that calls itself is a cycle, which would keep the message.
+    """
+    made: list[bytes | memoryview] = []
+    kept = at
+    while at < end:
+        key, begin = _varint(raw, at)
+        first = begin
+        begin, at = _skip(raw, begin, key & 7)
+        field = kind.fields_by_number.get(key >> 3)
+        if key & 7 != _BYTES or field is None or at - begin < LEAST:
+            continue
+        if field.message_type is not None:
+            inner = _without_files(raw, begin, at, field.message_type, name, files)
+        elif field.type == FieldDescriptor.TYPE_BYTES:
+            word = f"{name}{len(files)}"
+            files[word] = raw[begin:at]
+            inner = [word.encode()]
+        else:
+            continue
+        made += [raw[kept:first], _varint_bytes(sum(map(len, inner))), *inner]
+        kept = at
+    return [*made, raw[kept:end]]
 
 
 def _varint_bytes(value: int) -> bytes:
@@ -96,7 +101,7 @@ def _varint_bytes(value: int) -> bytes:
     return bytes([*made, value])
 
 
-def _skip(raw: bytes, at: int, wire_type: int) -> tuple[int, int]:
+def _skip(raw: bytes | memoryview, at: int, wire_type: int) -> tuple[int, int]:
     """Where a field's content begins and ends."""
     match wire_type:
         case 0:
@@ -111,7 +116,7 @@ def _skip(raw: bytes, at: int, wire_type: int) -> tuple[int, int]:
     raise ValueError("groups are not used")
 
 
-def _varint(raw: bytes, at: int) -> tuple[int, int]:
+def _varint(raw: bytes | memoryview, at: int) -> tuple[int, int]:
     """A number, and where it ends."""
     value = shift = 0
     while True:

@@ -14,6 +14,7 @@ FOLDERS = (
     "pd_worker",
     "ec_connector",
     "triptych",
+    "triptych_bench",
     "protos",
     "benchmarks",
     "deploy",

@@ -59,7 +59,7 @@ CALLS = """encoders/encoder_client.py:EncodeStream.result encoders/job_runner.py
     dispatcher.py:Dispatcher.deliver requests/lifecycle.py:Lifecycle.deliver
     requests/lifecycle.py:Lifecycle._of_job requests/lifecycle.py:Lifecycle._submit
     requests/recorder.py:Recorder.record pd/router.py:PDRouter.submit pd/router.py:PDRouter.pump
-    pd/router.py:PDRouter._hand_out pd/router.py:PDRouter._choose pd/router.py:PDRouter._send
+    pd/router.py:PDRouter._choose pd/router.py:PDRouter._send
     pd/router.py:PDRouter._hand_over pd/link.py:PDLink.submit"""
 #: Types of fields that hold a plan.
 PLANS = re.compile(r"^(?!Callable).*\b(ItemPlan|EncodeEvent|ItemReady|ItemSlot)\b")

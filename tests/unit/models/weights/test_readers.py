@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import FunctionType
+
 import pytest
 import torch
 from torch import nn
@@ -97,9 +99,9 @@ def test_layers_that_other_code_reads_are_found_by_its_source(kind, expected):
 
 
 def test_a_class_without_a_source_may_read_every_layer() -> None:
-    space: dict[str, object] = {}
-    exec("def forward(self, x): return x @ self.left.weight", space)
-    unseen = type("Unseen", (_Base,), {"forward": space["forward"]})()
+    # As one that was made at run time, in no file.
+    code = (lambda self, x: x @ self.left.weight).__code__.replace(co_filename="<made>")
+    unseen = type("Unseen", (_Base,), {"forward": FunctionType(code, globals())})()
     assert names(unseen) == {"left", "right", "third", "stack.0", "stack.1"}
 
 

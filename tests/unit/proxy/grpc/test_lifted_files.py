@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -90,3 +92,15 @@ def test_a_message_without_long_files_stays_as_it_is(make: Callable[[], proxy_pb
 
 def varint(value: int) -> bytes:
     return proxy_pb2.ChatRequest(n=value).SerializeToString()[1:]
+
+
+def test_nothing_keeps_a_message_that_was_lifted_from_until_garbage_is_collected() -> None:
+    raw = chat({"text": "a"}, {"image": FILE}).SerializeToString()
+    gc.collect()
+    gc.disable()
+    try:
+        held = sys.getrefcount(raw)
+        lift_files(raw, proxy_pb2.ChatRequest.DESCRIPTOR)
+        assert sys.getrefcount(raw) == held
+    finally:
+        gc.enable()
