@@ -37,7 +37,7 @@ from triptych.pd_worker.engine import Engine, StepMetrics
 from triptych.pd_worker.events.request_log import PDTraces
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.frontend.grammar import compiler_of
-from triptych.pd_worker.frontend.prompt import check_prompts
+from triptych.pd_worker.frontend.tokenization import check_prompts
 from triptych.pd_worker.ranks.decoder_ranks import DecoderRanks
 from triptych.pd_worker.ranks.ranked_runner import OtherRanks, RankedRunner
 from triptych.pd_worker.ranks.share import decoder_threads_of_rank, load_share, sized

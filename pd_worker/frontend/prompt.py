@@ -17,7 +17,6 @@ from triptych.base.errors import ConfigError, ContextTooLong, InvalidRequest
 from triptych.base.request import MAX_CHARS_PER_TOKEN, Message, TemplateOptions, TextPart
 from triptych.base.types import ItemPlan, MMFeature, Placement
 from triptych.models.base import DecoderSide
-from triptych.models.registry import family_of
 from triptych.pd_worker.frontend.chat_template import (
     ChatTemplate,
     TemplateMessage,
@@ -341,13 +340,6 @@ def _cut_at(text: str, mark: str) -> str:
             param="messages",
         )
     return before if after.startswith(" ") else before.rstrip()
-
-
-def check_prompts(path: Path) -> None:
-    """ConfigError for a folder that no prompt can be made with, before its weights are read."""
-    decoder = family_of(path).decoder
-    decoder.cross_of(decoder.read_config(path))
-    load_tokenizer(path)
 
 
 def open_checkpoint(

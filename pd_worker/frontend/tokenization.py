@@ -22,6 +22,7 @@ from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.types import FinishReason, TimestampTokens
 from triptych.models.base import GenerationDefaults
 from triptych.models.checkpoint.folder import check_vocabulary
+from triptych.models.registry import family_of
 from triptych.pd_worker.core.sampling import ResolvedSampling
 
 #: Seconds between two timestamps of all Whisper models.
@@ -406,3 +407,10 @@ def _renamed(spec: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
 
 def _merged(merge: str | Sequence[str]) -> str:
     return "".join(merge.split(" ", 1) if isinstance(merge, str) else merge)
+
+
+def check_prompts(path: Path) -> None:
+    """ConfigError for a folder that no prompt can be made with, before its weights are read."""
+    decoder = family_of(path).decoder
+    decoder.cross_of(decoder.read_config(path))
+    load_tokenizer(path)

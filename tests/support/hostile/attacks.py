@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import functools
 import json
 import os
@@ -91,7 +92,10 @@ class Target:
                     connection.shutdown(socket.SHUT_WR)
                 while piece := connection.recv(65536):
                     received += piece
-            except (ConnectionResetError, BrokenPipeError):
+            except OSError as error:
+                # The server may be gone already when this end says that it has sent all.
+                if not isinstance(error, ConnectionError) and error.errno != errno.ENOTCONN:
+                    raise
                 return received
             return received
 

@@ -207,7 +207,8 @@ def _load(
     from triptych.models.checkpoint.folder import given_template
     from triptych.models.registry import generation_defaults, load_decoder, load_encoder
     from triptych.models.weights.loading import parameter_bytes
-    from triptych.pd_worker.frontend.prompt import check_prompts, open_checkpoint
+    from triptych.pd_worker.frontend.prompt import open_checkpoint
+    from triptych.pd_worker.frontend.tokenization import check_prompts
 
     family.encoder.processor_config(path)
     template = given_template(pd.chat_template)
