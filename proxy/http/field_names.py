@@ -62,10 +62,9 @@ citation_options late_chunking max_chunks_per_doc max_tokens_per_doc output_dime
 overlap_tokens query rank_fields return_documents safety_mode strict_tools task text_1 text_2 top_n
 """
 DOCUMENTED = WITHOUT_EFFECT | frozenset(_ELSEWHERE.split())
+#: Unknown names of one body that are compared with known ones, on the event loop, and shown.
 _MAX_NAMES = 16
 _MAX_BYTES = 512
-#: Unknown names of one body that are compared with known ones, and the shortest that is.
-_COMPARED = 64
 _SHORTEST = 3
 _LONGEST = 64
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -84,7 +83,7 @@ def ignored_header(
     InvalidRequest for one that is misspelt, and with `reject` for any that would change the answer elsewhere.
     """
     ignored = [name for name in names if name not in known]
-    for name in ignored[: None if reject else _COMPARED]:
+    for name in ignored[: None if reject else _MAX_NAMES]:
         if name not in WITHOUT_EFFECT and (reject or is_misspelt(name, known)):
             raise unknown_field(name, known, "leave it out (--unknown-fields)")
     shown = ", ".join(re.sub(r"[^!-+\--~]", "?", name[:64]) for name in ignored[:_MAX_NAMES])
@@ -100,11 +99,14 @@ def is_misspelt(name: str, known: tuple[str, ...]) -> bool:
     if name in DOCUMENTED or not _SHORTEST <= len(name) <= _LONGEST:
         return False
     edits = 2 if len(name) >= 8 else 1
-    return any(abs(len(name) - len(it)) <= edits and _is_near(name.lower(), it, edits) for it in known)
+    small, letters = name.lower(), set(name.lower())
+    # An edit brings one letter and takes one at most: few known names are left to compare.
+    few = (it for it in known if max(len(letters - set(it)), len(set(it) - letters)) <= edits)
+    return any(_is_near(small, it, edits) for it in few if abs(len(name) - len(it)) <= edits)
 
 
 def _is_near(one: str, other: str, edits: int) -> bool:
-    """Whether at most so many `edits`, 0 to 2, make one text the other."""
+    """Whether the edit distance of two texts, with swaps, is at most `edits`: 0 to 2."""
     same = 0
     while same < min(len(one), len(other)) and one[same] == other[same]:
         same += 1

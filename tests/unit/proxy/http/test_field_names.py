@@ -47,6 +47,7 @@ def test_every_long_field_of_every_endpoint_is_known_without_its_last_letter() -
 
 def test_a_misspelt_name_behind_many_unknown_ones_costs_bounded_work_and_passes() -> None:
     many = [f"field_{index}_of_another" for index in range(5000)]
-    assert ignored_header([*many, "temprature"], KNOWN, reject=False)
+    for before in (16, 5000):
+        assert ignored_header([*many[:before], "temprature"], KNOWN, reject=False)
     with pytest.raises(InvalidRequest, match="did you mean temperature"):
-        ignored_header([*many[:50], "temprature"], KNOWN, reject=False)
+        ignored_header([*many[:15], "temprature"], KNOWN, reject=False)
