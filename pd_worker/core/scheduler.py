@@ -212,7 +212,7 @@ class Scheduler:
         budget = self._plan(output, now)
         if self._turns.resting is not None:
             self._turns.resting = None
-            if not output.computes:  # whoever begins cannot go on now
+            if not output.computes:  # none of the beginning requests can go on now
                 budget = self._plan(output, now)
         self._turns.charge_only(self.limits.max_num_batched_tokens - budget.tokens)
         output.ec_connector_metadata = self.items.build_metadata(output)

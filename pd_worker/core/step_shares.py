@@ -33,7 +33,7 @@ class StepShares:
         return tenant if begins or any(other != tenant for other in startable) else None
 
     def computed(self, rows: Counter[str], seconds: float) -> None:
-        """A step has ended, in which each tenant had so many rows."""
+        """A step has ended: the rows that each tenant had in it, and the seconds that it took."""
         if self._tenant is not None and self._tenant not in rows:
             self._seconds -= seconds
             if self._seconds <= 0:

@@ -179,7 +179,7 @@ def output_format(request: EngineRequest) -> OutputFormat | None:
 
 @dataclass(frozen=True, slots=True)
 class DirectItems:
-    """The items that vLLM's connector can read at their encoder workers, and what it is told of them."""
+    """The items that vLLM's connector can read at their encoder workers, with their source tickets."""
 
     tickets: SourceTickets
     sources: SourceTable

@@ -65,7 +65,7 @@ class WaitingSubmits:
         """Each once, to be looked at and left, or handed over; the next one is chosen after that. Of tenants
         that `may` have one handed over now."""
         if len(self._entries) == 1:
-            [only] = self._entries.values()  # whoever it is: there is no choice
+            [only] = self._entries.values()  # one entry: there is no choice
             if may(only[0].call.tenant):
                 yield only
             return

@@ -68,7 +68,7 @@ class RequestItem:
 
     @property
     def state(self) -> ItemState:
-        """What a PD worker is told of its embedding."""
+        """The message that names its embedding to a PD worker."""
         if self.status is EmbeddingStatus.STORED:
             return ITEM_STATE_READY
         return ITEM_STATE_UNENCODED if self.expected else ITEM_STATE_PENDING
