@@ -11,6 +11,7 @@ from support.page.server import page_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
+
 def _violations(page: Page) -> list[str]:
     found = Axe().run(page).response["violations"]
     return [
@@ -48,9 +49,12 @@ def _read(page: Page, address: str) -> None:
     expect(page.locator("pre.code:visible").first).to_be_visible()
 
 
+VIEWS = (_asked, _watched, _worker, _record, _read)
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("colours", ["light", "dark"])
-@pytest.mark.parametrize("view", [_asked, _watched, _worker, _record, _read], ids=lambda view: view.__name__[1:])
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.__name__[1:])
 def test_axe_finds_nothing(browser: Browser, view, colours: str, width: int):
     with page_server(MadeUp(encoder_state="lost", reasoning="I look at it.", items=3)) as address:
         context = browser.new_context(viewport={"width": width, "height": 820}, color_scheme=colours)
