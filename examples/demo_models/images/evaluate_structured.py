@@ -2,8 +2,8 @@
 
     python -m examples.demo_models.images.evaluate_structured --url URL [--n N]
 
-Half of the requests hold a JSON schema, half tools of which one has to be called. "Valid": the answer ended by
-itself and has the schema's fields; "right": every value is the true one.
+Half of the requests hold a JSON schema, half tools of which one has to be called. "Valid": the answer
+ended by itself and has the schema's fields; "right": every value is the true one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOST_TOKENS = 400
 
 @dataclass(frozen=True)
 class Case:
-    """One request: its pictures and question, the fields of the answer, and the call where tools are given."""
+    """One request: its pictures and question, the answer's fields, and the call where tools are given."""
 
     sample: Sample
     pictures: bool

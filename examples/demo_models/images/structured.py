@@ -1,7 +1,7 @@
 """Answers in JSON: objects of drawn fields about the pictures, and calls of drawn tools.
 
-A prompt says nothing of a schema, and of tools only the names: what the fields mean is learnt from their names,
-and a field of an unknown name holds the plain answer, a count or a yes, as its type says.
+A prompt says nothing of a schema, and of tools only the names: what fields mean is learnt from their
+names, and a field of an unknown name holds the plain answer, a count or a yes, as its type says.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _field(
 def drawn_fields(
     rng: random.Random, query: Query | None, scenes: Sequence[Scene], answer: str, split: str
 ) -> list[Field]:
-    """One to four fields about what the query asks; the first one asked for is among them more often than not.
+    """One to four fields; what the query asks for is among them more often than not.
 
     `query` None: a request without pictures, or a question that no field but a text answers.
     """
