@@ -29,6 +29,7 @@ from triptych.proxy.events import (
     RequestFailed,
     WorkerEvent,
 )
+from triptych.proxy.loop_turns import LoopTurns
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.media.source import MediaSource
 from triptych.proxy.parsing.parsers import Parsers
@@ -83,6 +84,8 @@ class Dispatcher:
         self._requests: dict[str, InFlightRequest] = {}
         self.recorder = Recorder(metrics, clock, pool.resolve_model)
         self.with_logprobs: set[str] = set()
+        #: What a crowd of one tenant has to put out goes in turns with others'; of one alone at once.
+        self._turns = LoopTurns(burst=1 << 30)
         self._counter = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._media: MediaSource = media or make_loader(ProxyConfig(), metrics, self.quotas)
@@ -193,6 +196,7 @@ class Dispatcher:
                 self.deliver(request.request_id, fetched)
             while True:
                 outputs = await choices.output.drain()
+                await self._turns.turn(call.tenant)
                 last = outputs[-1]
                 if isinstance(last, Done) and last.final:
                     choices.status = 200

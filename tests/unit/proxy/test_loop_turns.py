@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from triptych.proxy.http.turns import LoopTurns
+from triptych.proxy.loop_turns import LoopTurns
 
 
 async def loop_turn() -> None:
