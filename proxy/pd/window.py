@@ -19,8 +19,8 @@ class WindowLimits:
     slow: float
 
 
-#: For one tenant alone, and where several share a worker: for as long as a slow answer takes, another tenant's
-#: Submit waits behind those that are sent.
+#: For one tenant alone, and where several share a worker: a tenant's Submit waits behind those of others that
+#: are sent, for as long as a slow answer takes.
 ALONE = WindowLimits(32.0, 16.0, 0.1)
 SHARED = WindowLimits(8.0, 4.0, 0.02)
 

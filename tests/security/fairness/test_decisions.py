@@ -19,7 +19,7 @@ DECISIONS = {
     "loop": (
         _PRICES,
         (
-            "integration/proxy/test_loop_turns.py",
+            "integration/proxy/http/test_turns.py",
             "one_connection_is_served_soon_behind_many_of_another_address",
         ),
         (

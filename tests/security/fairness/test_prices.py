@@ -36,7 +36,7 @@ SCALES = {
     "stop-strings": 1 / 32,
     "many-items": 1 / 3,
 }
-#: Those of unusual form are dear by the byte, and served in turns (integration/proxy/test_loop_turns.py).
+#: Those of unusual form are dear by the byte, and served in turns (integration/proxy/http/test_turns.py).
 TRIED = {
     name: flood
     for name, flood in FLOODS.items()
