@@ -82,7 +82,7 @@ class Dispatcher:
         self._clock = clock
         self._draw_id = draw_id
         self._requests: dict[str, InFlightRequest] = {}
-        self.recorder = Recorder(metrics, clock, pool.resolve_model)
+        self.recorder = Recorder(metrics, clock, pool.model_called)
         self.with_logprobs: set[str] = set()
         #: What a crowd of one tenant has to put out goes in turns with others'; of one alone at once.
         self._turns = LoopTurns(burst=1 << 30)
