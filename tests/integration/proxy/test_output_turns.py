@@ -55,7 +55,9 @@ class Outputs:
         worker.gate.set()
 
 
-async def test_a_crowds_outputs_go_a_few_in_each_turn_of_the_loop_and_anothers_soon(store: EmbeddingStore):
+async def test_a_crowds_outputs_go_a_few_in_each_turn_of_the_loop_and_anothers_soon(
+    store: EmbeddingStore,
+) -> None:
     async with FakeCluster(store) as cluster:
         outputs = Outputs(cluster)
         await outputs.of_one_step("alice", "bob")
@@ -63,7 +65,7 @@ async def test_a_crowds_outputs_go_a_few_in_each_turn_of_the_loop_and_anothers_s
         assert [tenant for _, tenant in outputs.put_out].index("bob") <= 2 * STEPS
 
 
-async def test_those_of_one_tenant_alone_go_together(store: EmbeddingStore):
+async def test_those_of_one_tenant_alone_go_together(store: EmbeddingStore) -> None:
     async with FakeCluster(store) as cluster:
         outputs = Outputs(cluster)
         await outputs.of_one_step("alice")
