@@ -29,7 +29,6 @@ from triptych.proxy.events import (
     RequestFailed,
     WorkerEvent,
 )
-from triptych.proxy.loop_turns import LoopTurns
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.media.source import MediaSource
 from triptych.proxy.parsing.parsers import Parsers
@@ -43,6 +42,7 @@ from triptych.proxy.requests.item_supply import EncoderShortage, ItemSupply, Sto
 from triptych.proxy.requests.recorder import Recorder
 from triptych.proxy.requests.request import Choices, InFlightRequest, ReplyMemory, draw_request_id
 from triptych.proxy.splitter import VideoSegments
+from triptych.proxy.turns.loop_turns import LoopTurns
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.registry.matching import MISMATCHES
 

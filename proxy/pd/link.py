@@ -24,7 +24,7 @@ from triptych.proxy.pd.window import ALONE, SHARED, SubmitWindow
 from triptych.proxy.pd.wire import PDStub, connect, deliver
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.ports import LinkOwner, PDLoadReport, ProcessEnd, RequestEvents
-from triptych.proxy.recent_holders import RecentHolders
+from triptych.proxy.turns.recent_holders import RecentHolders
 
 logger = logging.getLogger(__name__)
 

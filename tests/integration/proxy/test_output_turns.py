@@ -11,8 +11,8 @@ from support.waiting import until
 from triptych.base.delta import Delta
 from triptych.base.types import SamplingParams
 from triptych.proxy.call.chat import ChatCall, ChatMessage
-from triptych.proxy.loop_turns import STEPS
 from triptych.proxy.quotas.call_context import NOBODY
+from triptych.proxy.turns.loop_turns import STEPS
 from triptych.store.embedding_store import EmbeddingStore
 
 CROWD = 60

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from triptych.proxy.loop_turns import LoopTurns
+from triptych.proxy.turns.loop_turns import LoopTurns
 
 
 async def loop_turn() -> None:
