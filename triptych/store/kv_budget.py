@@ -11,48 +11,68 @@ from triptych.store.topology.topology import Topology
 
 #: Seconds for which a server's limit is taken as known.
 _LIMIT_SECONDS = 10.0
-#: Values that one save deletes at most.
-_MOST_VALUES = 64
+#: Values that one save deletes at most, in so many rounds.
+_MOST_VALUES, _MOST_ROUNDS = 64, 4
 #: Seconds that an index outlives its values: a saver renews it.
 _INDEX_GRACE = 600
 
-#: Counts the value ARGV[5] for the tenant ARGV[1]. While all tenants have more than ARGV[2] bytes, the one
-#: with most gives up its oldest: they are the reply. Values that the server has evicted are counted until
-#: they are the oldest.
-TAKE_KV = (
-    NOW
-    + """
-if redis.call('ZADD', KEYS[2], now, ARGV[5]) == 1 then
-  redis.call('HINCRBY', KEYS[1], ARGV[1], tonumber(string.match(ARGV[5], '%d+$')))
-end
-redis.call('EXPIRE', KEYS[2], ARGV[3])
-local counts, total, named = {}, 0, {}
+#: `total` bytes of all tenants, and who has `most` of them.
+_COUNTED = """
+local counts, total, most = {}, 0, nil
 local flat = redis.call('HGETALL', KEYS[1])
 for i = 1, #flat, 2 do
-  counts[flat[i]] = tonumber(flat[i + 1])
-  total = total + counts[flat[i]]
+  local bytes = tonumber(flat[i + 1])
+  counts[flat[i]], total = bytes, total + bytes
+  if not most or bytes > counts[most] or (bytes == counts[most] and flat[i] < most) then most = flat[i] end
 end
-local before = string.sub(KEYS[1], 1, -6) .. 'items:'
-while total > tonumber(ARGV[2]) and #named < tonumber(ARGV[4]) do
-  local most = nil
+"""
+
+#: Counts the value ARGV[2] for the tenant ARGV[1]. The reply is the tenant with most where all have more than
+#: ARGV[3] bytes, else nothing.
+COUNT_KV = (
+    NOW
+    + """
+if redis.call('ZADD', KEYS[2], now, ARGV[2]) == 1 then
+  redis.call('HINCRBY', KEYS[1], ARGV[1], tonumber(string.match(ARGV[2], '%d+$')))
+end
+redis.call('EXPIRE', KEYS[2], ARGV[4])
+"""
+    + _COUNTED
+    + """
+return total > tonumber(ARGV[3]) and {most} or {}
+"""
+)
+
+#: While all tenants have more than ARGV[3] bytes, and ARGV[1] most of them, its oldest values but ARGV[2]
+#: leave its index: they are the reply, behind the tenant that is next. Values that the server has evicted
+#: are counted until they are the oldest.
+GIVE_UP_KV = (
+    _COUNTED
+    + """
+local named, left, second = {''}, tonumber(ARGV[4]), 0
+for tenant, bytes in pairs(counts) do
+  if tenant ~= ARGV[1] and bytes > second then second = bytes end
+end
+for _, value in ipairs(redis.call('ZRANGE', KEYS[2], 0, left - 1)) do
+  local own = counts[ARGV[1]] or 0
+  if total <= tonumber(ARGV[3]) or own < second or value == ARGV[2] then break end
+  local bytes = tonumber(string.match(value, '%d+$'))
+  redis.call('ZREM', KEYS[2], value)
+  redis.call('HINCRBY', KEYS[1], ARGV[1], -bytes)
+  counts[ARGV[1]], total = own - bytes, total - bytes
+  named[#named + 1] = value
+end
+if redis.call('EXISTS', KEYS[2]) == 0 then
+  total = total - (counts[ARGV[1]] or 0)
+  counts[ARGV[1]] = nil
+  redis.call('HDEL', KEYS[1], ARGV[1])
+end
+if total > tonumber(ARGV[3]) then
+  local next = nil
   for tenant, bytes in pairs(counts) do
-    if not most or bytes > counts[most] or (bytes == counts[most] and tenant < most) then most = tenant end
+    if not next or bytes > counts[next] or (bytes == counts[next] and tenant < next) then next = tenant end
   end
-  if not most then break end
-  local oldest = redis.call('ZRANGE', before .. most, 0, 0)[1]
-  if not oldest then
-    redis.call('HDEL', KEYS[1], most)
-    total = total - counts[most]
-    counts[most] = nil
-  elseif oldest == ARGV[5] then
-    break
-  else
-    local bytes = tonumber(string.match(oldest, '%d+$'))
-    redis.call('ZREM', before .. most, oldest)
-    redis.call('HINCRBY', KEYS[1], most, -bytes)
-    total, counts[most] = total - bytes, counts[most] - bytes
-    named[#named + 1] = oldest
-  end
+  if next then named[1] = 'of ' .. next end
 end
 return named
 """
@@ -96,12 +116,24 @@ class KVBudget:
             return True
         if nbytes > budget:
             return False
-        facts = (tenant, budget, int(ttl) + _INDEX_GRACE, _MOST_VALUES, f"{mm_hash}:{nbytes}")
-        names = await self._control.script(TAKE_KV, keys.kv_usage(shard, tenant), *facts)
+        value = f"{mm_hash}:{nbytes}"
+        usage = keys.kv_usage(shard, tenant)
+        above = await self._control.script(COUNT_KV, usage, tenant, value, budget, int(ttl) + _INDEX_GRACE)
+        most = above[0].decode() if above else None
+        for _ in range(_MOST_ROUNDS):
+            if most is None:
+                break
+            most = await self._give_up(shard, most, value, budget)
+        return True
+
+    async def _give_up(self, shard: str, tenant: str, value: str, budget: int) -> str | None:
+        """Deletes the tenant's oldest values; the tenant that is next, if any has to be."""
+        usage = keys.kv_usage(shard, tenant)
+        following, *names = await self._control.script(GIVE_UP_KV, usage, tenant, value, budget, _MOST_VALUES)
         gone = [name.decode().rpartition(":")[0] for name in names]
         await self._control.execute_all([("EVAL", DELETE, 1, keys.embedding(one, keys.KV)) for one in gone])
         self.deleted += len(gone)
-        return True
+        return following.decode().removeprefix("of ") if following else None
 
     async def touch(self, tenant: str, values: list[tuple[str, int]]) -> None:
         """These values (mm_hash, bytes) were found, and stay longer than others. StoreUnavailable."""
