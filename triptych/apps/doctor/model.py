@@ -92,7 +92,7 @@ def check_model(config: ClusterConfig, given: str) -> Iterator[CheckResult]:
     shown = f"{choice.engine}: {choice.reason}"
     yield note("engine", shown, INSTALL) if INSTALL in choice.reason else ok("engine", shown)
     if choice.engine == "native":
-        check_decoder(path)
+        check_decoder(path, device)
     counts = _parameters(path, family)
     for side, count in counts.items():
         yield ok(side, f"{count / 1e6:.1f} M parameters, {format_size(count * dtype.itemsize)}")
