@@ -81,7 +81,7 @@ class Dispatcher:
         self._clock = clock
         self._draw_id = draw_id
         self._requests: dict[str, InFlightRequest] = {}
-        self.recorder = Recorder(metrics, clock, pool.resolve_model)
+        self.recorder = Recorder(metrics, clock, pool.model_called)
         self.with_logprobs: set[str] = set()
         self._counter = 0
         self._tasks: set[asyncio.Task[None]] = set()
