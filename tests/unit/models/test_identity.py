@@ -19,10 +19,11 @@ from support.zoo.checkpoint import checkpoint as zoo_checkpoint
 from triptych.base.hashing import tower_of
 from triptych.models import identity
 from triptych.models.checkpoint.tensors import Checkpoint
+from triptych.models.generic import ENCODER, KEYS
 from triptych.models.identity import model_identity
+from triptych.models.weights.loading import KeyMap
 
-#: A class whose pictures become tokens, which its encoder embeds.
-CODES = "Apertus1p5ForConditionalGeneration"
+GENERIC = "LlavaNextForConditionalGeneration"
 
 
 @pytest.fixture(autouse=True)
@@ -194,18 +195,24 @@ def test_how_releases_spell_keys_and_config_leaves_the_namespace(family: str, tm
     assert one.model_key != other.model_key and one.namespace == other.namespace
 
 
-def test_any_class_shares_its_tower_unless_its_encoder_has_what_is_called_as_a_decoders(tmp_path, settled):
-    def shares(name: str, tensor: str) -> bool:
-        path = shutil.copytree(zoo_checkpoint(name), tmp_path / name)
-        before = model_identity(path, dtype="float32").namespace
-        [key] = [key for key in load_file(path / "model.safetensors") if key.endswith(tensor)]
-        change_weight(path, key, 1)
-        return model_identity(path, dtype="float32").namespace == before
+def test_any_class_shares_its_tower(tmp_path: Path, settled: None) -> None:
+    path = shutil.copytree(zoo_checkpoint(GENERIC), tmp_path / "model")
+    before = model_identity(path, dtype="float32").namespace
+    change_weight(path, "language_model.model.layers.1.mlp.up_proj.weight", 1)
+    assert model_identity(path, dtype="float32").namespace == before
+    change_weight(path, "multi_modal_projector.linear_1.weight", 1)
+    assert model_identity(path, dtype="float32").namespace != before
 
-    layer = "layers.1.mlp.up_proj.weight"
-    assert shares("LlavaNextForConditionalGeneration", layer)
-    assert not shares("LlavaNextForConditionalGeneration", "multi_modal_projector.linear_1.weight")
-    assert not shares(CODES, "embed_tokens.weight")
+
+def test_a_class_whose_encoder_has_modules_of_a_decoders_names_shares_nothing(tmp_path, settled, monkeypatch):
+    """As Apertus 1.5, whose pictures become tokens that its encoder embeds."""
+    path = shutil.copytree(zoo_checkpoint(GENERIC), tmp_path / "model")
+    others = KeyMap(encoder=((r"^(?!.*projector)", ""),), decoder=((r"", ""),))
+    assert ENCODER.has_known_keys(path, KEYS) and not ENCODER.has_known_keys(path, others)
+    monkeypatch.setattr(ENCODER, "has_known_keys", lambda path, keys: False)
+    before = model_identity(path, dtype="float32").namespace
+    change_weight(path, "language_model.model.layers.1.mlp.up_proj.weight", 1)
+    assert model_identity(path, dtype="float32").namespace != before
 
 
 @pytest.mark.parametrize(

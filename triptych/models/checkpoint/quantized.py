@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from triptych.base.config import PDConfig
@@ -145,7 +144,7 @@ def format_of(quantization: Options) -> str:
     return f"{method} ({detail})" if isinstance(detail, str) else method
 
 
-def check_decoder(path: Path, device: str | torch.device = "cpu") -> None:
+def check_decoder(path: Path, device: object = "cpu") -> None:
     """ConfigError for a checkpoint whose quantized weights a native decoder on `device` does not read."""
     config = read_config(path)
     quantization = quantization_of(config)
@@ -165,11 +164,11 @@ def check_decoder(path: Path, device: str | torch.device = "cpu") -> None:
         )
 
 
-def _refusal(path: Path, config: Options, device: str | torch.device, which: str) -> ConfigError:
+def _refusal(path: Path, config: Options, device: object, which: str) -> ConfigError:
     """Names what is quantized, and a remedy that is true for this class and device."""
     through_vllm = any(name in CLASSES for name in config.get("architectures") or ())
     remedy = f"{_READ}, or an unquantized one"
-    if through_vllm and torch.device(device).type == "cuda":
+    if through_vllm and str(device).startswith("cuda"):
         remedy += ", or take --engine vllm"
     elif through_vllm:
         remedy += ", or take --engine vllm on a GPU (--device cuda)"

@@ -13,8 +13,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-import torch
-
 from triptych.base.types import Options
 
 #: safetensors' names of the dtypes that are read, as people call them.
@@ -25,8 +23,6 @@ _SCALES = ("_scale_inv", "_scale")
 _ACTIVATIONS = re.compile(r"(^|[._])(input|output|activation|[qkv])_(scale|zero_point)(_inv)?$")
 #: What says that a weight is more than numbers times scales.
 _MORE = ("_zero_point", "_g_idx", "_global_scale", "_scale_2")
-#: Elements that become floats at a time: they are still in the cache when they are multiplied.
-_PART = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,33 +55,6 @@ class ScaledWeight:
         named = {(1, 1): "a tensor", (rows, 1): "a row", (1, columns): "a column"}
         per = named.get(self.grid, f"{self.block[0]}x{self.block[1]}")
         return f"{READ[self.stored.dtype]}, a scale per {per.removeprefix('a ')}"
-
-    def dequantized(
-        self, part: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, *, dim: int = 0, first: int = 0
-    ) -> torch.Tensor:
-        """`part` as floats in `dtype`; it begins at `first` of dimension `dim` of the whole weight.
-
-        The products are rounded once, from float32.
-        """
-        scales = scale.float().reshape(-1, *self.grid)
-        rows, columns = part.shape[-2:]
-        starts = [0] * part.dim()
-        starts[dim] = first
-        of_row = (torch.arange(rows) + starts[-2]) // self.block[0]
-        of_column = (torch.arange(columns) + starts[-1]) // self.block[1]
-        matrices = part.reshape(-1, rows, columns)
-        if part.dim() > 2 and len(scales) > 1:
-            scales = scales[starts[0] : starts[0] + len(matrices)]
-        out = torch.empty(matrices.shape, dtype=dtype)
-        step = max(1, _PART // max(1, columns))
-        for number, matrix in enumerate(matrices):
-            own = scales[min(number, len(scales) - 1)]
-            for begin in range(0, rows, step):
-                some = slice(begin, begin + step)
-                factor = own[of_row[some]]
-                factor = factor if self.grid[1] == 1 else factor[:, of_column]
-                out[number, some] = matrix[some].float() * factor
-        return out.view(part.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,8 @@ _ITEM_BYTES |= {"BF16": 2, "F16": 2, "I16": 2, "U16": 2}
 #: Read pages count as this process's memory while they are mapped. A file is mapped anew after so many, or
 #: the weights would be in memory twice at the end of loading: as pages of the file and as their copies.
 MAPPED_BYTES = 64 << 20
+#: Elements that become floats at a time: they are still in the cache when they are multiplied.
+_PART = 1 << 20
 
 
 class Checkpoint:
@@ -84,7 +86,7 @@ class Checkpoint:
                 if weight is not None:
                     scale = self._scale(weight, file, tensors, others)
                     dim, first = (0, 0) if cut is None else (cut.dim, cut.first)
-                    tensor = weight.dequantized(tensor, scale, dtype, dim=dim, first=first)
+                    tensor = dequantized(weight, tensor, scale, dtype, dim=dim, first=first)
                 yield name, tensor
 
     def nbytes(
@@ -178,4 +180,38 @@ class LazyTensor:
             return cast("torch.Tensor", self._slice[index])  # type: ignore[index]
         part = cast("torch.Tensor", self._tensors.get_tensor(self._key))  # type: ignore[no-untyped-call]
         scale = self._scales.get_tensor(self._weight.scale)  # type: ignore[no-untyped-call]
-        return self._weight.dequantized(part, scale, self._floats)[index]  # type: ignore[index]
+        return dequantized(self._weight, part, scale, self._floats)[index]  # type: ignore[index]
+
+
+def dequantized(
+    weight: ScaledWeight,
+    part: torch.Tensor,
+    scale: torch.Tensor,
+    dtype: torch.dtype,
+    *,
+    dim: int = 0,
+    first: int = 0,
+) -> torch.Tensor:
+    """`part` of a weight as floats in `dtype`; it begins at `first` of dimension `dim` of the whole.
+
+    The products are rounded once, from float32.
+    """
+    scales = scale.float().reshape(-1, *weight.grid)
+    rows, columns = part.shape[-2:]
+    starts = [0] * part.dim()
+    starts[dim] = first
+    of_row = (torch.arange(rows) + starts[-2]) // weight.block[0]
+    of_column = (torch.arange(columns) + starts[-1]) // weight.block[1]
+    matrices = part.reshape(-1, rows, columns)
+    if part.dim() > 2 and len(scales) > 1:
+        scales = scales[starts[0] : starts[0] + len(matrices)]
+    out = torch.empty(matrices.shape, dtype=dtype)
+    step = max(1, _PART // max(1, columns))
+    for number, matrix in enumerate(matrices):
+        own = scales[min(number, len(scales) - 1)]
+        for begin in range(0, rows, step):
+            some = slice(begin, begin + step)
+            factor = own[of_row[some]]
+            factor = factor if weight.grid[1] == 1 else factor[:, of_column]
+            out[number, some] = matrix[some].float() * factor
+    return out.view(part.shape)

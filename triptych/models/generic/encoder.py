@@ -151,8 +151,8 @@ class GenericEncoder(EncoderSide):
         """Not of a class whose encoder has modules with names of decoders', such as token embeddings."""
         model = empty_model(load_config(path))
         keep_encoder(model)
-        names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
-        return len(keys.encoder_names(names)) == len(set(names))
+        names = set(model.state_dict())
+        return len(keys.encoder_names(names)) == len(names)
 
     @classmethod
     def modality_of(cls, path: Path) -> str:
