@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -20,7 +21,7 @@ READ = {"F8_E4M3": "FP8", "F8_E5M2": "FP8", "I8": "int8"}
 _SCALE_DTYPES = frozenset({"F32", "F16", "BF16"})
 _SCALES = ("_scale_inv", "_scale")
 #: Of activations, and of keys and values in a cache of 8 bits.
-_ACTIVATIONS = re.compile(r"(^|[._])(input|output|activation|[qkv])_(scale|zero_point)(_inv)?$")
+_ACTIVATIONS = re.compile(r"(^|[._])(input|output|activation|[qkv])_(scale|zero_point)(_inv|_ub)?$")
 #: What says that a weight is more than numbers times scales.
 _MORE = ("_zero_point", "_g_idx", "_global_scale", "_scale_2")
 
@@ -65,6 +66,12 @@ class ScaledWeights:
     weights: dict[str, ScaledWeight] = field(default_factory=dict)
     beside: frozenset[str] = frozenset()
     unread: dict[str, str] = field(default_factory=dict)
+
+
+def described(weights: Iterable[ScaledWeight]) -> str:
+    """How many are in which format, for people."""
+    kinds = Counter(map(str, weights))
+    return "; ".join(f"{count} weights in {kind}" for kind, count in kinds.most_common(3))
 
 
 def find_scaled(

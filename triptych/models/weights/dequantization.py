@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import torch
 from triptych.base.config import format_size
 from triptych.base.errors import ConfigError
 from triptych.base.machine.device import memory_of
+from triptych.models.checkpoint.scaled_weights import described
 from triptych.models.checkpoint.tensors import Checkpoint
 
 logger = logging.getLogger(__name__)
@@ -39,12 +39,11 @@ def check_room(
     item = 1 if in_8_bits else dtype.itemsize
     floats = checkpoint.nbytes(mine, dtype=dtype) - elements * (dtype.itemsize - item)
     needed, free = floats // ranks, memory_of(device).free()
-    kinds = ", ".join(f"{count} in {kind}" for kind, count in Counter(map(str, scaled)).most_common(3))
     name = str(dtype).removeprefix("torch.")
     logger.info(
         "quantized weights are dequantized to %s: %s; %s in the files, %s in memory",
         name,
-        kinds,
+        described(scaled),
         format_size(elements),
         format_size(elements * item // ranks),
     )
