@@ -44,7 +44,7 @@ _ITEM_BYTES |= {"BF16": 2, "F16": 2, "I16": 2, "U16": 2}
 #: the weights would be in memory twice at the end of loading: as pages of the file and as their copies.
 MAPPED_BYTES = 64 << 20
 #: Elements that become floats at a time: they are still in the cache when they are multiplied.
-_PART = 1 << 20
+_PART = 1 << 18
 
 
 class Checkpoint:
@@ -202,6 +202,8 @@ def dequantized(
     starts[dim] = first
     of_row = (torch.arange(rows) + starts[-2]) // weight.block[0]
     of_column = (torch.arange(columns) + starts[-1]) // weight.block[1]
+    wide = weight.block[1]
+    first_block, in_blocks = starts[-1] // wide, not (starts[-1] % wide or columns % wide)
     matrices = part.reshape(-1, rows, columns)
     if part.dim() > 2 and len(scales) > 1:
         scales = scales[starts[0] : starts[0] + len(matrices)]
@@ -211,7 +213,12 @@ def dequantized(
         own = scales[min(number, len(scales) - 1)]
         for begin in range(0, rows, step):
             some = slice(begin, begin + step)
-            factor = own[of_row[some]]
-            factor = factor if weight.grid[1] == 1 else factor[:, of_column]
-            out[number, some] = matrix[some].float() * factor
+            values, factor = matrix[some].float(), own[of_row[some]]
+            if in_blocks:
+                values.view(len(values), -1, wide).mul_(
+                    factor[:, first_block : first_block + columns // wide, None]
+                )
+            else:
+                values.mul_(factor[:, of_column])
+            out[number, some] = values
     return out.view(part.shape)
