@@ -110,9 +110,9 @@ class KnownWorkers:
     def declare(self, info: WorkerInfo) -> None:
         """Notes the worker's model. Keys are known from a PD worker on; namespaces come from encoders."""
         if info.pool != "pd":
-            for key, model in self._models.items():
-                if key == info.model_key or model.takes(info):
-                    model.namespaces += [name for name in info.namespaces if name not in model.namespaces]
+            for key, known in self._models.items():
+                if key == info.model_key or known.takes(info):
+                    known.namespaces += [name for name in info.namespaces if name not in known.namespaces]
             return
         model = self._models.get(info.model_key)
         if model is None:

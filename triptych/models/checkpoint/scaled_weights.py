@@ -160,7 +160,8 @@ def _blocks(quantization: Options) -> Iterator[tuple[int, int]]:
         for block in (part.get("weight_block_size"), named.get("block_structure")):
             if isinstance(block, list) and len(block) == 2 and all(_is_size(size) for size in block):
                 yield block[0], block[1]
-        if _is_size(size := named.get("group_size")):
+        size = named.get("group_size")
+        if isinstance(size, int) and _is_size(size):
             yield 1, size
 
 
