@@ -163,6 +163,7 @@ class Dispatcher:
         return self._pool.kind(self._pool.resolve_model(model))
 
     async def close(self) -> None:
+        self.admission.stop()
         for request in list(self._requests.values()):
             self.deliver(request.request_id, RequestFailed(Unavailable("the proxy is stopping")))
         self._shortage.close()
