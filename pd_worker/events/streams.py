@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from array import array
@@ -211,7 +212,7 @@ class EventStreams:
 
     Belongs to the event loop; only `emit` may be called from another thread. `cancel(request_ids, proxy_id)`
     ends requests in the engine: those of a proxy that does not reattach, or does not name them when it does.
-    `texts` are the vocabulary's, for log-probabilities.
+    `texts` are the vocabulary's, for log-probabilities. `offers`: this is a prefill worker.
     """
 
     def __init__(
@@ -219,8 +220,12 @@ class EventStreams:
         cancel: Callable[[Sequence[str], str], None],
         clock: Callable[[], float] = time.monotonic,
         texts: TokenTexts | None = None,
+        *,
+        offers: bool = False,
     ) -> None:
         self._texts = texts
+        #: Whether requests are offered to decode workers with their first tokens.
+        self.offers_at_first_token = offers
         self._cancel_in_engine = cancel
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -271,8 +276,25 @@ class EventStreams:
                 )
                 log.fail(InternalError("the request's output could not be sent"))
                 self._cancel_in_engine([event.request_id], event.proxy_id)
+            if self.offers_at_first_token:
+                log.offer()
             if proxy.stream is not None:
                 proxy.stream.add(log)
+
+    def offer(self, proxy_id: str, request_id: str, attempt: int, handoff: bytes = b"") -> None:
+        """A decode worker may take the request over, if it has a token. See `call_offer`."""
+        proxy = self._proxies.get(proxy_id)
+        log = proxy.requests.get(request_id) if proxy else None
+        if proxy is None or log is None or log.attempt != attempt:
+            return
+        log.offer(handoff)
+        if proxy.stream is not None:
+            proxy.stream.add(log)
+
+    def call_offer(self, proxy_id: str, request_id: str, attempt: int, handoff: bytes = b"") -> None:
+        """As `offer`, from any thread."""
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
+            self._loop.call_soon_threadsafe(self.offer, proxy_id, request_id, attempt, handoff)
 
     def open(
         self,

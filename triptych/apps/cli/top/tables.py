@@ -128,11 +128,13 @@ def _memory(row: EncoderState | PDWorkerState, *, gpu: bool) -> list[str]:
 
 def pd_table(workers: Sequence[PDWorkerState], max_rows: int) -> Table:
     measured = _memory_columns(workers)
-    columns = ("worker", "state", "busy", "mine", "run", "wait", "KV", "cache", "tok/s", *measured)
+    role = ("role",) if any(row.role != "both" for row in workers) else ()
+    columns = ("worker", *role, "state", "busy", "mine", "run", "wait", "KV", "cache", "tok/s", *measured)
     table = _table(_title("PD workers", len(workers), max_rows), *columns)
     for row in workers[:max_rows]:
         table.add_row(
             Text(printable(row.name)),
+            *(printable(row.role) for _ in role),
             _state(row.state),
             bar(row.busy, _BAR),
             number(row.requests),
