@@ -154,7 +154,7 @@ async def test_a_decode_worker_that_dies_in_the_stream_is_followed_by_the_prefil
     assert resumes(roles) == 1
 
 
-async def test_a_decode_worker_without_room_is_asked_again_while_the_prefill_worker_goes_on(
+async def test_a_decode_worker_without_room_is_asked_again_meanwhile_nothing_stops(
     roles: FakeCluster,
 ):
     prefill, decode = both(roles)
@@ -203,12 +203,12 @@ async def test_without_a_decode_worker_the_prefill_worker_serves_whole_answers(s
 async def test_an_older_worker_without_a_role_takes_requests_over_too(store: EmbeddingStore):
     cluster = FakeCluster(store, pd_workers=2)
     prefill, older = cluster.pd_workers
-    prefill.role, prefill.pace = "prefill", PACE
-    older.health.answers.clear()  # it takes no new request
+    prefill.role, prefill.pace, older.pace = "prefill", PACE, PACE
     async with cluster:
-        asked = asyncio.create_task(cluster.stream(TEXT, max_tokens=TOKENS))
-        await until(lambda: bool(prefill.submits or older.submits), "the request")
-        assert await asked == whole_text(TOKENS)
+        asked = [cluster.stream(user(f"count {number}"), max_tokens=TOKENS) for number in range(8)]
+        assert await asyncio.gather(*asked) == [whole_text(TOKENS)] * 8
+        assert prefill.submits
+        assert {submit.resume.planned for submit in older.submits} == {True, False}
         await cluster.at_rest()
 
 
