@@ -36,20 +36,18 @@ class ItemPlacement(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("prompt_token_ids", "placements", "output_token_ids", "text_sent_chars", "planned", "handoff")
+    __slots__ = ("prompt_token_ids", "placements", "output_token_ids", "text_sent_chars", "planned")
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_SENT_CHARS_FIELD_NUMBER: _ClassVar[int]
     PLANNED_FIELD_NUMBER: _ClassVar[int]
-    HANDOFF_FIELD_NUMBER: _ClassVar[int]
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     placements: _containers.RepeatedCompositeFieldContainer[ItemPlacement]
     output_token_ids: _containers.RepeatedScalarFieldContainer[int]
     text_sent_chars: int
     planned: bool
-    handoff: bytes
-    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[ItemPlacement, _Mapping]]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., text_sent_chars: _Optional[int] = ..., planned: _Optional[bool] = ..., handoff: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[ItemPlacement, _Mapping]]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., text_sent_chars: _Optional[int] = ..., planned: _Optional[bool] = ...) -> None: ...
 
 class SubmitRequest(_message.Message):
     __slots__ = ("request_id", "attempt", "proxy_id", "model_key", "timeout", "messages", "items", "sampling", "salt", "resume", "template", "prompt", "encoder_prompt", "transcription", "label", "traceparent", "tracestate", "pooling", "tenant")
@@ -432,7 +430,5 @@ class Lost(_message.Message):
     def __init__(self) -> None: ...
 
 class HandOver(_message.Message):
-    __slots__ = ("handoff",)
-    HANDOFF_FIELD_NUMBER: _ClassVar[int]
-    handoff: bytes
-    def __init__(self, handoff: _Optional[bytes] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...

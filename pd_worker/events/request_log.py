@@ -162,12 +162,11 @@ class RequestLog:
                 if (trace := self._end_trace()) is not None:
                     trace.finished(event.finished)
 
-    def offer(self, handoff: bytes = b"") -> None:
+    def offer(self) -> None:
         """Offers the request to a decode worker, once: from its first token to its end."""
         if self._offer is None and self.finished is None and self._token_ids:
-            body = pd_pb2.HandOver(handoff=handoff)
             self._offer = pd_pb2.RequestEvent(
-                request_id=self.request_id, attempt=self.attempt, hand_over=body
+                request_id=self.request_id, attempt=self.attempt, hand_over=pd_pb2.HandOver()
             )
 
     def removed(self) -> None:

@@ -16,7 +16,6 @@ from triptych.pd_worker.events.request_log import AttemptTrace, RequestLog, Toke
 from triptych.pd_worker.events.stream_message import StreamMessage
 from triptych.protos import pd_pb2
 
-
 logger = logging.getLogger(__name__)
 
 #: How long the requests of a proxy without a stream are kept.
@@ -242,20 +241,20 @@ class EventStreams:
             if proxy.stream is not None:
                 proxy.stream.add(log)
 
-    def offer(self, proxy_id: str, request_id: str, attempt: int, handoff: bytes = b"") -> None:
+    def offer(self, proxy_id: str, request_id: str, attempt: int) -> None:
         """A decode worker may take the request over, if it has a token. See `call_offer`."""
         proxy = self._proxies.get(proxy_id)
         log = proxy.requests.get(request_id) if proxy else None
         if proxy is None or log is None or log.attempt != attempt:
             return
-        log.offer(handoff)
+        log.offer()
         if proxy.stream is not None:
             proxy.stream.add(log)
 
-    def call_offer(self, proxy_id: str, request_id: str, attempt: int, handoff: bytes = b"") -> None:
+    def call_offer(self, proxy_id: str, request_id: str, attempt: int) -> None:
         """As `offer`, from any thread."""
         with contextlib.suppress(RuntimeError):  # the event loop has ended
-            self._loop.call_soon_threadsafe(self.offer, proxy_id, request_id, attempt, handoff)
+            self._loop.call_soon_threadsafe(self.offer, proxy_id, request_id, attempt)
 
     def open(
         self,

@@ -41,7 +41,6 @@ from triptych.proxy.live.statistics import (
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.ports import PDLoadReport
 from triptych.proxy.workers import Worker
-from triptych.registry.matching import role_of
 from triptych.store.bulk import StoreMemory
 
 #: Workers of one pool, and models, that a snapshot lists.
@@ -211,7 +210,7 @@ class ClusterView:
                     kv_usage=None if load is None else round(load.kv_usage, 4),
                     cache_usage=None if load is None else round(load.cache_usage, 4),
                     tokens_per_second=0.0 if load is None else round(load.tokens_per_second, 1),
-                    role=role_of(worker.info),
+                    role=worker.role,
                 )
             )
         return rows

@@ -9,7 +9,7 @@ from triptych.proxy.ports import Link
 from triptych.proxy.requests.request import InFlightRequest
 from triptych.proxy.routing import PDLoad, PrefixAffinity, choose_pd, of_role, role_for
 from triptych.proxy.workers import KnownWorkers, Worker
-from triptych.registry.matching import BOTH, DECODE, PREFILL, role_of
+from triptych.registry.matching import BOTH, DECODE, PREFILL
 
 DEFAULT_SEQS = 64
 
@@ -97,5 +97,5 @@ class PDChoice:
                 seqs = max(info.capacity.get("max_num_seqs", DEFAULT_SEQS), 1)
                 report = None if now is None else link.load(now)
                 said = (0, 0.0) if report is None else (report.waiting, report.kv_usage)
-                loads.append(PDLoad(info.address, link.in_flight, seqs, role_of(info), *said))
+                loads.append(PDLoad(info.address, link.in_flight, seqs, worker.role, *said))
         return loads

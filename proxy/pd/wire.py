@@ -52,11 +52,10 @@ def submit_message(
     *,
     keeps_items: bool = True,
     successor: int | None = None,
-    handoff: bytes = b"",
 ) -> pd_pb2.SubmitRequest:
     """Submit's message for the request's attempt; the worker gives it up after `timeout` seconds.
 
-    `successor`: that attempt instead, which is to take over, with what the prefill worker has left for it.
+    `successor`: that attempt instead, which is to take over.
 
     One that does not know of items that nobody encodes (`keeps_items` False) searches the store for them, and
     reports them missing then.
@@ -90,7 +89,7 @@ def submit_message(
         message.traceparent, message.tracestate = headers.get(TRACEPARENT, ""), headers.get(TRACESTATE, "")
     if (resume := machine.resume) is not None:
         message.resume.CopyFrom(resume)
-        message.resume.planned, message.resume.handoff = successor is not None, handoff
+        message.resume.planned = successor is not None
     return message
 
 

@@ -372,7 +372,7 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
             if self.repeat_frames:
                 self.emit(held, tokens=tokens)
             if self.role == "prefill" and index == len(submit.resume.output_token_ids):
-                self.emit(held, hand_over=pd_pb2.HandOver(handoff=b"as it is"))
+                self.emit(held, hand_over=pd_pb2.HandOver())
             await asyncio.sleep(self.pace)
         finished = pd_pb2.Finished(
             reason="stop" if script is not None and count == len(script) else "length",

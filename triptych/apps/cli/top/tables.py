@@ -94,8 +94,10 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _state(state: str) -> Text:
-    return Text(printable(state), style=_COLORS.get(state, ""))
+def _state(state: str, role: str = "") -> Text:
+    """The state; of a worker that serves, its role where it has one."""
+    shown = role if role and state == "serving" else state
+    return Text(printable(shown), style=_COLORS.get(state, ""))
 
 
 def encoder_table(encoders: Sequence[EncoderState], max_rows: int) -> Table:
@@ -128,14 +130,12 @@ def _memory(row: EncoderState | PDWorkerState, *, gpu: bool) -> list[str]:
 
 def pd_table(workers: Sequence[PDWorkerState], max_rows: int) -> Table:
     measured = _memory_columns(workers)
-    role = ("role",) if any(row.role != "both" for row in workers) else ()
-    columns = ("worker", *role, "state", "busy", "mine", "run", "wait", "KV", "cache", "tok/s", *measured)
+    columns = ("worker", "state", "busy", "mine", "run", "wait", "KV", "cache", "tok/s", *measured)
     table = _table(_title("PD workers", len(workers), max_rows), *columns)
     for row in workers[:max_rows]:
         table.add_row(
             Text(printable(row.name)),
-            *(printable(row.role) for _ in role),
-            _state(row.state),
+            _state(row.state, "" if row.role == "both" else row.role),
             bar(row.busy, _BAR),
             number(row.requests),
             number(row.running),
