@@ -34,6 +34,7 @@ async def test_36_requests_at_once_are_handed_over_and_get_the_tokens_of_generat
     cases = mixed_cases(36, seed=15, sizes=((160, 160), (128, 192)))
     answers = await ask_all(cluster.url, cases, TOKENS)
     assert_exact(expected(checkpoint, cases, TOKENS), [answer.token_ids for answer in answers])
-    proxy = cluster.metrics("proxy")[0]
-    print({name: value for name, value in proxy.items() if "hand_over" in name or "resumes" in name})
+    [proxy] = cluster.metrics("proxy")
+    assert proxy["triptych_hand_overs_total"] >= len(cases)
+    assert proxy.get("triptych_resumes_total", 0.0) == 0.0, "a hand-over is no loss"
     assert_at_rest(cluster)
