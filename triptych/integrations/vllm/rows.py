@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import mmap
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -18,7 +17,7 @@ from triptych.base.errors import TriptychError
 from triptych.base.log import log_fields, short
 from triptych.base.types import ItemPlan
 from triptych.ec_connector.connectors.store_client import StoreClient
-from triptych.integrations.vllm.host_copies import HostCopy
+from triptych.integrations.vllm.host_copies import LARGE_BYTES, HostCopy, map_copy
 from triptych.integrations.vllm.options import ConnectorOptions
 from triptych.integrations.vllm.requests import SaveOrder
 from triptych.store.control import StoreUnavailable
@@ -132,21 +131,20 @@ def source_of(copy: HostCopy) -> CopySource:
 
 
 def read_rows(source: CopySource, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """The rows in memory of the device's own: the host copy may be freed afterwards."""
-    memory: memoryview | mmap.mmap
-    if source.memory is not None:
-        memory = source.memory
-    else:
-        file = os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            # Private and writable, which a tensor's memory must be; the file is never written.
-            memory = mmap.mmap(file, 0, access=mmap.ACCESS_COPY)
-        finally:
-            os.close(file)
+    """The rows on the device, [rows, width]: the host copy may be freed afterwards.
+
+    On a CPU they are the host copy's own memory where it has the model's dtype. Nobody else gets that memory
+    while they live, and vLLM does not write into its encoder cache.
+    """
     if not source.rows:
         return torch.empty(0, source.width, dtype=dtype, device=device)
-    flat = torch.frombuffer(memory, dtype=DTYPES[source.dtype])
-    return flat.view(source.rows, source.width).to(device=device, dtype=dtype, copy=True)
+    memory: memoryview | mmap.mmap
+    kept = DTYPES[source.dtype]
+    nbytes = source.rows * source.width * kept.itemsize
+    memory = source.memory if source.memory is not None else map_copy(source.path, nbytes)
+    flat = torch.frombuffer(memory, dtype=kept, count=source.rows * source.width)
+    small = bool(source.path) and nbytes < LARGE_BYTES
+    return flat.view(source.rows, source.width).to(device=device, dtype=dtype, copy=small)
 
 
 def host_body(rows: torch.Tensor) -> Callable[[], memoryview]:
