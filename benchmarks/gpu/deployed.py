@@ -23,7 +23,7 @@ from benchmarks.result_page import number
 from triptych.base.errors import ConfigError
 from triptych.base.machine.device import Device
 from triptych.base.parent import supervised
-from triptych.integrations.vllm.host_copies import HostCopies
+from triptych.integrations.vllm.host_copies import HostCopies, locked_pool
 from triptych.integrations.vllm.rows import read_rows, source_of
 from triptych.pd_worker.vllm.connection import vllm_program
 from triptych_bench.goodput.launch import answers, calibrate, find_model, free_ports, launched, parse_shape
@@ -185,11 +185,14 @@ def _transfers(page: PartPage, device: torch.device, repeats: int) -> None:
 
 def _to_device(size: str, device: torch.device, repeats: int) -> float:
     rows, width = vllm_paths.SIZES[size]
-    copy = HostCopies(1 << 30).allocate(plan_of(size, rows, width))
+    pool = locked_pool(1 << 28, device) if device.type != "cpu" else None
+    copy = HostCopies(1 << 28, pool=pool).allocate(plan_of(size, rows, width))
     assert not isinstance(copy, int)
+    stream = Device.of(device).copy_stream()
     taken = []
     for _ in range(repeats + 1):
         began = time.perf_counter()
-        read_rows(source_of(copy), device, torch.bfloat16)
+        read_rows(source_of(copy), device, torch.bfloat16, stream)
+        stream.synchronize()
         taken.append((time.perf_counter() - began) * 1e3)
     return statistics.median(taken[1:])

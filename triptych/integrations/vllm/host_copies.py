@@ -3,25 +3,32 @@
 Where vLLM's scheduler and worker share a process, a copy is that process's memory. Otherwise it is a file in
 a memory file system, which the workers map: its blocks are reserved before they are written, since a write
 into a full /dev/shm would be a SIGBUS, which ends the engine. Memory of both kinds is used again within the
-budget: the first write of new pages costs several copies.
+budget: the first write of new pages costs several copies. For a GPU of this process it is page-locked.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import mmap
 import os
 import shutil
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
+from triptych.base.machine.device import Device
 from triptych.base.types import ItemPlan
-from triptych.ec_connector.connectors.host_buffers import ReusedMemory, bytes_of
+from triptych.ec_connector.connectors.host_buffers import PinnedMemory, PinnedPool, ReusedMemory, bytes_of
+from triptych.store.bulk import Received, ScatterBuffer
+
+logger = logging.getLogger(__name__)
 
 _PREFIX = "triptych-ec-"
 _LOCK = "lock"
@@ -78,11 +85,12 @@ def map_copy(path: str, nbytes: int) -> mmap.mmap:
 
 @dataclass(slots=True)
 class HostCopy:
-    """The memory of one item. `file` is None where it is this process's own memory."""
+    """The memory of one item: in `file`, in page-locked `pieces`, or this process's own without either."""
 
     plan: ItemPlan
-    memory: memoryview = field(repr=False)
+    memory: Received = field(repr=False)
     file: CopyFile | None = None
+    pieces: Sequence[torch.Tensor] = field(default=(), repr=False)
 
     @property
     def path(self) -> str:
@@ -169,16 +177,27 @@ def remove_abandoned(parent: Path) -> None:
                 os.close(file)
 
 
-class HostCopies:
-    """The host copies of a scheduler within `limit` bytes; in files where `folder` is given.
+def locked_pool(nbytes: int, device: torch.device) -> PinnedPool | None:
+    """Host memory that a GPU of this process copies from without staging; None where it cannot be locked."""
+    try:
+        return PinnedPool(PinnedMemory(nbytes, Device.of(device)))
+    except (RuntimeError, OSError) as error:
+        logger.warning("host copies are not page-locked, so that the GPU takes them more slowly: %s", error)
+        return None
 
-    `allocate` is for one thread; copies are freed in any.
+
+class HostCopies:
+    """The host copies of a scheduler within `limit` bytes.
+
+    In files where `folder` is given, in memory of `pool`, which has `limit` bytes, where that is. `allocate`
+    is for one thread; copies are freed in any.
     """
 
-    def __init__(self, limit: int, folder: CopyFolder | None = None) -> None:
+    def __init__(self, limit: int, folder: CopyFolder | None = None, pool: PinnedPool | None = None) -> None:
         self.limit = limit
         self.used = 0
         self._folder = folder
+        self._pool = pool
         self._memory = ReusedMemory()
         self._lock = threading.Lock()
 
@@ -193,7 +212,11 @@ class HostCopies:
                 return missing
             self.used += plan.nbytes
             kept = self.limit - self.used
+            # All of `limit` is the pool's, if in several pieces.
+            pieces = self._pool.allocate(plan.nbytes) if self._pool is not None else ()
         try:
+            if pieces:
+                return HostCopy(plan, ScatterBuffer([bytes_of(piece) for piece in pieces]), None, pieces)
             if self._folder is None or not plan.nbytes:
                 return HostCopy(plan, bytes_of(self._memory.empty(plan.nbytes, kept=kept)))
             file = self._folder.allocate(plan.nbytes, kept=kept)
@@ -205,8 +228,12 @@ class HostCopies:
     def free(self, copy: HostCopy) -> None:
         """Frees a copy that no step orders any more. Rows that a worker has read of it stay."""
         if copy.file is not None and self._folder is not None:
+            assert isinstance(copy.memory, memoryview)
             copy.memory.release()
             self._folder.free(copy.file)
+        if copy.pieces and self._pool is not None:
+            with self._lock:
+                self._pool.free(copy.pieces)
         # Memory of this process is used again once no rows are in it.
         copy.memory = memoryview(b"")
         self._give_back(copy.plan.nbytes)

@@ -13,10 +13,13 @@ import torch
 
 from support.processes.cluster import wait_for
 from triptych.base.errors import ConfigError
+from triptych.base.machine.copy_stream import CopyStream
+from triptych.base.machine.device import Device
 from triptych.base.types import ItemPlan
+from triptych.ec_connector.connectors.host_buffers import PinnedMemory, PinnedPool
 from triptych.integrations import vllm
 from triptych.integrations.vllm import options
-from triptych.integrations.vllm.host_copies import LARGE_BYTES, CopyFolder, HostCopies, HostCopy
+from triptych.integrations.vllm.host_copies import LARGE_BYTES, CopyFolder, HostCopies, HostCopy, locked_pool
 from triptych.integrations.vllm.requests import SaveOrder
 from triptych.integrations.vllm.rows import CopySource, host_body, plan_to_save, read_rows, source_of
 
@@ -261,3 +264,41 @@ def test_the_folder_of_a_process_that_was_killed_is_removed_by_the_next_one(tmp_
     alive.close()
     alive.close()
     assert not alive.path.exists()
+
+
+class RecordedStream(CopyStream):
+    """A stream that notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def keep(self, tensor: torch.Tensor, *, model: bool = False) -> None:
+        self.calls.append("keep" + " for the model" * model)
+
+    def block_model(self) -> None:
+        self.calls.append("block")
+
+
+def test_page_locked_copies_fill_free_pieces_and_the_model_waits_for_their_rows():
+    pool = PinnedPool(PinnedMemory(64))
+    copies = HostCopies(64, pool=pool)
+    first, second, third = (allocated(copies, 1) for _ in range(3))
+    copies.free(second)
+    split = copies.allocate(plan(2))
+    assert len(split.pieces) == 2
+    split.memory.write(0, bytes(host_body(torch.arange(8.0).reshape(2, 4))()))
+    stream = RecordedStream()
+    read = read_rows(source_of(split), CPU, torch.bfloat16, stream)
+    assert read.dtype == torch.bfloat16
+    assert read.tolist() == [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]
+    assert stream.calls == ["keep for the model", "block"]
+    for copy in (first, third, split):
+        copies.free(copy)
+    assert (copies.used, pool.num_free) == (0, 64)
+
+
+def test_memory_that_cannot_be_locked_is_said_and_done_without(monkeypatch, caplog):
+    monkeypatch.setattr(Device, "on_host", False)
+    monkeypatch.setattr(Device, "lock_pages", lambda self, address, nbytes: 2)
+    assert locked_pool(4096, CPU) is None
+    assert "host copies are not page-locked" in caplog.text
