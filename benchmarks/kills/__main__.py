@@ -1,10 +1,10 @@
 """What a killed or cut-off part costs: requests failed and wrong, seconds of stall, restarts by hand.
 
-    python -m benchmarks kills PEER --results DIR [--systems native,vllm-epd] [--rounds 3]
+    python -m benchmarks kills PEER --results DIR [--systems native,vllm-epd] [--faults '* killed']
     python -m benchmarks kills --results DIR --write
 
-PEER is the kit of `against_peer`. Every run appends to DIR what is not in it yet; without PEER the page is
-made of it.
+PEER is the kit of `against_peer`; three rounds of all by default. Every run appends to DIR what is not in it
+yet; without PEER the page is made of it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 from benchmarks.against_peer.rounds import keep, kept
@@ -36,7 +37,7 @@ PAGE = RESULTS / "kills.md"
 RIGHT, NOTHING = "right", "nothing"
 KILLED, CUT, LOST = "killed", "cut off", "lost"
 #: Seconds without a sign of a part that is cut off; until a system must answer; and after a fault.
-CUT_SECONDS, START_SECONDS, RETURN_SECONDS = 8.0, 400.0, 60.0
+CUT_SECONDS, START_SECONDS, RETURN_SECONDS = 6.0, 400.0, 60.0
 _PROBE_SECONDS = 1.0
 
 
@@ -77,15 +78,15 @@ def faults(system: System) -> Iterator[Fault]:
 class Run:
     """The trials of one system in one round."""
 
-    def __init__(self, name: str, number: int, place: Place, file: Path) -> None:
-        self._name, self._number, self._file = name, number, file
+    def __init__(self, name: str, number: int, place: Place, file: Path, asked: str) -> None:
+        self._name, self._number, self._file, self._asked = name, number, file, asked
         self._place = place
         self._there = {(t.system, t.fault, t.number) for t in kept([file], Trial)}
         self._probes = 0
 
     async def measure(self) -> None:
         """What is not there yet; a system that does not come back is started again by hand."""
-        left = [f for f in faults(self._system()) if (self._name, f.name, self._number) not in self._there]
+        left = [fault for fault in faults(self._system()) if self._is_left(fault)]
         while left:
             async with self._serving() as (system, processes):
                 while left:
@@ -97,6 +98,10 @@ class Run:
                     _say(trial)
                     if trial.by_hand:
                         break
+
+    def _is_left(self, fault: Fault) -> bool:
+        known = (self._name, fault.name, self._number) in self._there
+        return not known and fnmatch(fault.name, self._asked)
 
     def _system(self) -> System:
         folder = self._place.folder / f"{self._name}-{time.monotonic_ns()}"
@@ -136,10 +141,10 @@ class Run:
             await fault.act(system, processes)
 
         answers = await load.at_a_rate(requests, act)
+        ended = time.monotonic()
         by_hand = 0 if await self._answers(system, RETURN_SECONDS) else 1
-        # A client that asks when it is back gets its token.
-        until = time.monotonic() if by_hand or not answers[-1] else max(load.times)
-        load.times.append(until)
+        # Who asked last and failed would have had a token when it was back.
+        load.times.append(ended if by_hand or answers[-1] else time.monotonic())
         stall = load.stall(broken_at[0])
         return Trial(self._name, fault.name, self._number, answers, stall, by_hand, load.errors)
 
@@ -216,6 +221,7 @@ def main() -> None:
     parser.add_argument("peer", nargs="?", type=Path)
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--systems", default=",".join(SYSTEMS))
+    parser.add_argument("--faults", default="*", help="a pattern of their names")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     options = parser.parse_args()
@@ -229,7 +235,7 @@ def main() -> None:
         place = Place(options.peer.resolve(), Path(folder))
         for number in range(options.rounds):
             for name in options.systems.split(","):
-                asyncio.run(Run(name, number, place, file).measure())
+                asyncio.run(Run(name, number, place, file, options.faults).measure())
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from benchmarks.against_peer.trials import body, tokens_of
 from triptych_bench.goodput.load.workload import Picture
 
 #: Requests per second, for how long, and the second of the fault.
-RATE, SECONDS, FAULT_AT = 2.0, 20.0, 5.0
+RATE, SECONDS, FAULT_AT = 2.0, 12.0, 3.0
 REQUESTS = int(RATE * SECONDS)
 #: Seconds that a client waits for its whole answer.
 PATIENCE = 90.0
