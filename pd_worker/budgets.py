@@ -32,9 +32,9 @@ BUDGETS: tuple[SharedBudget, ...] = (
         made=("server.py: Overloaded",),
     ),
     SharedBudget(
-        "query thread",
+        "query threads",
         "questions answered at once",
-        "1 thread",
+        f"{INPUT_THREADS} threads, one of them for messages of up to {LARGE_MESSAGE >> 10} KiB",
         "turns",
         "they wait",
         made=("worker.py: ThreadPoolExecutor",),
@@ -87,6 +87,15 @@ BUDGETS: tuple[SharedBudget, ...] = (
         "order",
         "a preempted request is recomputed",
         flag="--swap-memory",
+    ),
+    SharedBudget(
+        "KV blocks on their way",
+        "keys and values from and to the store, with `--share-prefixes`: half each way, 2 saves at once",
+        "",
+        "order",
+        "blocks are not saved, and loads wait until their request computes",
+        flag="--share-memory",
+        made=("kv_sharing/transfers.py: Semaphore",),
     ),
     SharedBudget(
         "vLLM's copies",

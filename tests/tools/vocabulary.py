@@ -51,7 +51,10 @@ CARRIERS = {
         +pd_worker/core/outputs.py:ScheduledChunk.state""",
 }
 #: Classes with plans, or their messages, that are not on the way from the encoder to the PD worker.
-BESIDE = "TowerItem EncodeJob EncoderJob ItemRecord LookedUp _CachedItem ItemUse CrossTable SwappedTable"
+BESIDE = (
+    "TowerItem EncodeJob EncoderJob ItemRecord LookedUp _CachedItem ItemUse CrossTable SwappedTable Group"
+    " SavedValue"
+)
 #: The calls that an item's plan makes in the proxy, from its message to the PD worker's Submit.
 CALLS = """encoders/encoder_client.py:EncodeStream.result encoders/job_runner.py:JobRunner._planned
     encoders/job_table.py:EncoderJobTable.planned encoders/job_table.py:EncoderJobTable._settle

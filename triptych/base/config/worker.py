@@ -239,6 +239,25 @@ class PDConfig(WorkerConfig):
         auto=True,
     )
     prefix_caching: bool = flag(True, "reuse the KV blocks of equal prompt prefixes")
+    share_prefixes: str = flag(
+        "off",
+        "keep the KV blocks of prompts in the store, where all PD workers of the model find them: off; on; "
+        "auto, while loading takes less time than computing, as measured",
+        choices=("off", "on", "auto"),
+    )
+    kv_store: str = flag(
+        "",
+        "a store of their own for KV blocks, as --store; default: a part of --store",
+        secret=True,
+    )
+    kv_store_share: float = flag(
+        0.25, "the part of the memory of --store that KV blocks may take, 0 to 1", minimum=0, maximum=1
+    )
+    share_memory: int = flag(
+        256 * MIB,
+        "host memory for KV blocks on their way to and from the store, with --share-prefixes",
+        size=True,
+    )
     overlap_prefill: bool = flag(
         False,
         "prefill a prompt up to its first missing item while its other items are still being encoded; "
@@ -280,6 +299,16 @@ class PDConfig(WorkerConfig):
     def step_tokens(self) -> int:
         """--max-num-batched-tokens, or what suits the device: a GPU takes many tokens as fast as few."""
         return self.max_num_batched_tokens or (512 if self.device == "cpu" else 8192)
+
+    @property
+    def saves_kv(self) -> bool:
+        """Whether KV blocks of prompts go into the store."""
+        return self.share_prefixes != "off"
+
+    @property
+    def looks_for_kv(self) -> bool:
+        """Whether requests look for KV blocks in the store before they are computed."""
+        return self.share_prefixes != "off"
 
     @property
     def embedding_memory(self) -> int:
