@@ -18,7 +18,7 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from triptych.base.types import JsonObject
-from triptych.models.checkpoint.folder import Checkpoint, Cut
+from triptych.models.checkpoint.tensors import Checkpoint, Cut
 
 _DEMO = Path(__file__).resolve().parents[2] / "triptych" / "demo"
 #: The bundled models, of which a random one has the tokenizer, the processor and the rest of config.json.
