@@ -3,7 +3,8 @@
 The formats are those of transformers' and DeepSeek's FP8 (`weight_scale_inv` per block), of vLLM's and
 ModelOpt's (`weight_scale` per tensor or row) and of compressed-tensors' `float-quantized`, `int-quantized`,
 `naive-quantized` and `pack-quantized` of 8 bits (per tensor, row, group or block, symmetric): a weight is its
-numbers times their scales in all of them. Scales of activations and of KV caches are not read: what is computed here is not rounded.
+numbers times their scales in all of them. Scales of activations and of KV caches are not read: what is
+computed here is not rounded.
 """
 
 from __future__ import annotations
