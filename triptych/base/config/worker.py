@@ -238,6 +238,12 @@ class PDConfig(WorkerConfig):
         size=True,
         auto=True,
     )
+    role: str = flag(
+        "both",
+        "prefill: computes prompts, and hands requests over to decode workers, which take these; both: as "
+        "ever; what a role has no worker for goes to the others",
+        choices=("both", "prefill", "decode"),
+    )
     prefix_caching: bool = flag(True, "reuse the KV blocks of equal prompt prefixes")
     share_prefixes: str = flag(
         "off",
@@ -322,7 +328,7 @@ class PDConfig(WorkerConfig):
 
 
 #: Of PD workers alone: replicas compute themselves.
-ENGINE_FLAGS = ("engine", "engine_url", "engine_key_file")
+ENGINE_FLAGS = ("engine", "engine_url", "engine_key_file", "role")
 #: How encoders and PD workers share cores, by flag; a replica's sides take turns instead.
 SHARING_FLAGS = ("core_page", "core_slot", "spare_cores", "step_interval", "keep_core")
 
