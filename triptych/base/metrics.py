@@ -257,6 +257,9 @@ class ProxyMetrics(_Metrics):
         "result",
     )
     resumes = _counter("triptych_resumes", "requests taken up by another attempt", "reason")
+    hand_overs = _counter(
+        "triptych_hand_overs", "requests that prefill workers have offered to decode workers", "result"
+    )
     re_encodes = _counter("triptych_re_encodes", "items encoded again for admitted requests")
     published_bytes = _gauge("triptych_published_bytes", "bytes published in the store and not yet loaded")
     waiting_items = _gauge("triptych_waiting_items", "items and first requests that wait for an encoder")

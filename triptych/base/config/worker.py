@@ -238,6 +238,12 @@ class PDConfig(WorkerConfig):
         size=True,
         auto=True,
     )
+    role: str = flag(
+        "both",
+        "prefill: computes prompts, and hands requests over to decode workers, which take these; both: as "
+        "ever; what a role has no worker for goes to the others",
+        choices=("both", "prefill", "decode"),
+    )
     prefix_caching: bool = flag(True, "reuse the KV blocks of equal prompt prefixes")
     share_prefixes: str = flag(
         "off",
@@ -302,13 +308,13 @@ class PDConfig(WorkerConfig):
 
     @property
     def saves_kv(self) -> bool:
-        """Whether KV blocks of prompts go into the store."""
-        return self.share_prefixes != "off"
+        """Whether KV blocks of prompts go into the store; for those that take its requests over, too."""
+        return self.share_prefixes != "off" or self.role == "prefill"
 
     @property
     def looks_for_kv(self) -> bool:
         """Whether requests look for KV blocks in the store before they are computed."""
-        return self.share_prefixes != "off"
+        return self.share_prefixes != "off" or self.role == "decode"
 
     @property
     def embedding_memory(self) -> int:
@@ -322,7 +328,7 @@ class PDConfig(WorkerConfig):
 
 
 #: Of PD workers alone: replicas compute themselves.
-ENGINE_FLAGS = ("engine", "engine_url", "engine_key_file")
+ENGINE_FLAGS = ("engine", "engine_url", "engine_key_file", "role")
 #: How encoders and PD workers share cores, by flag; a replica's sides take turns instead.
 SHARING_FLAGS = ("core_page", "core_slot", "spare_cores", "step_interval", "keep_core")
 
