@@ -92,6 +92,7 @@ NEEDS = {
     "published_epd.md": "the program of commit f21588e1",
     "soak.md": "an hour",
     "tests.md": "make test-slow: hours",
+    "vllm_paths.md": "vLLM's CPU build: python -m benchmarks micro vllm_paths",
     "vllm_fleet.md": "the program of commit f21588e1, and vLLM",
     "when_to_disaggregate.md": "the program of commit f21588e1; a cell: docs/when-to-disaggregate.md",
 }
