@@ -13,9 +13,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from support.data.pictures import picture
-from support.vllm_engine.classes import ADAPTED, class_checkpoint, processor
+from support.vllm_engine.classes import ADAPTED, class_checkpoint, processor, recipe_of
 from support.vllm_engine.server import HOME, ROOT, vllm_environment
-from support.zoo.models import RECIPES
 from triptych.models.generic.layout import ItemLayout
 from triptych.models.registry import load_encoder
 
@@ -60,7 +59,7 @@ def encoded(tmp_path_factory: pytest.TempPathFactory) -> Encoded:
     jobs = [
         {
             "checkpoint": str(class_checkpoint(name, folder / name)),
-            "text": f"user: {processor(RECIPES[name]).picture}What is this?",
+            "text": f"user: {processor(recipe_of(name)).picture}What is this?",
             "images": [str(file) for file in files(folder, name)],
             "out": str(folder / name),
         }

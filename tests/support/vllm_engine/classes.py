@@ -9,6 +9,8 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
+from support.sounds.classes import SOUNDS
+from support.videos.classes import CLASSES as VIDEO_CLASSES
 from support.zoo.checkpoint import own_processor, write_checkpoint
 from support.zoo.models import RECIPES
 from support.zoo.processors import OwnProcessor
@@ -16,8 +18,16 @@ from support.zoo.recipe import HIDDEN, Config, Recipe, Tensors
 from triptych.base.vllm_classes import CLASSES
 from triptych.models.registry import FAMILIES
 
-#: The classes of the table that have no family of their own.
-ADAPTED = tuple(sorted(CLASSES.keys() - {family.architecture for family in FAMILIES}))
+#: The classes of the table that take pictures and have no family of their own.
+ADAPTED = tuple(
+    sorted(
+        name
+        for name, known in CLASSES.items()
+        if "image" in known.modalities and name not in {family.architecture for family in FAMILIES}
+    )
+)
+_CLIPS = {entry.name: entry for entry in VIDEO_CLASSES if not entry.variation}
+_SOUNDS = {entry.name: entry for entry in SOUNDS if not entry.sees}
 #: The smallest attention head that vLLM's kernel for CPUs has.
 _HEAD = 32
 #: vLLM normalises pictures itself, by what is in the file.
@@ -39,9 +49,14 @@ _TRANSPOSED = ("Qwen3VLMoeForConditionalGeneration",)
 _NESTED_TOWERS = ("Gemma3ForConditionalGeneration",)
 
 
+def recipe_of(architecture: str) -> Recipe:
+    """The first recipe of a class."""
+    return next(recipe for recipe in RECIPES.values() if recipe.architecture == architecture)
+
+
 def class_checkpoint(architecture: str, folder: Path) -> Path:
     """A checkpoint that vLLM and our workers serve."""
-    recipe = RECIPES[architecture]
+    recipe = recipe_of(architecture)
     write_checkpoint(_with_wide_heads(recipe), folder, processor(recipe))
     config = json.loads((folder / "config.json").read_text())
     config["text_config"] |= _HUB_FIELDS.get(architecture, {})
@@ -49,6 +64,17 @@ def class_checkpoint(architecture: str, folder: Path) -> Path:
     file = folder / "model.safetensors"
     save_file(_as_hubs(architecture, load_file(file)), file, {"format": "pt"})
     return folder
+
+
+def mixed_checkpoint(architecture: str, folder: Path) -> Path:
+    """The same, of a class that takes sounds, too, and with the settings for videos where it has them."""
+    if (heard := _SOUNDS.get(architecture)) is not None:
+        return heard.checkpoint(folder, _with_wide_heads)
+    path = class_checkpoint(architecture, folder / "checkpoint")
+    if (entry := _CLIPS.get(architecture)) is not None:
+        settings = {"video_processor_type": entry.video_processor, **entry.settings}
+        (path / "video_preprocessor_config.json").write_text(json.dumps(settings))
+    return path
 
 
 def _as_hubs(architecture: str, tensors: Tensors) -> Tensors:
