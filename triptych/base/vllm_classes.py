@@ -63,8 +63,8 @@ def class_of(architecture: str) -> VLLMClass:
     if known is None:
         raise ConfigError(
             f"{architecture} is not served through vLLM: use `triptych pd --engine native` for it, or vLLM "
-            f"without TriptychECConnector; through vLLM are served {', '.join(CLASSES)}. A class of "
-            f'vLLM is tried with the row `"{architecture}": VLLMClass(),` in triptych/base/vllm_classes.py and '
+            f"without TriptychECConnector; through vLLM are served {', '.join(CLASSES)}. One that vLLM has is "
+            f'tried with the row `"{architecture}": VLLMClass(),` in triptych/base/vllm_classes.py and '
             "`make test-vllm` (docs/vllm.md, Another class)"
         )
     return known
