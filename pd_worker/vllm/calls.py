@@ -166,7 +166,11 @@ def _refusal(field: str, allowed: str) -> InvalidRequest:
 def check_request(request: EngineRequest, known: VLLMClass) -> None:
     """InvalidRequest for what vLLM cannot do as it is asked for, with a model of the `known` class."""
     check_sampling(request.sampling, output_format(request))
-    plans = [feature.plan for feature in request.features]
+    check_items([feature.plan for feature in request.features], known)
+
+
+def check_items(plans: Sequence[ItemPlan], known: VLLMClass) -> None:
+    """InvalidRequest for items that vLLM cannot be given of the `known` class."""
     if others := sorted({plan.modality for plan in plans} - set(known.modalities)):
         raise InvalidRequest(
             f"messages: an item of the kind {others[0]}: with this model, this worker's engine, vLLM, takes "

@@ -63,7 +63,7 @@ def class_of(architecture: str) -> VLLMClass:
     if known is None:
         raise ConfigError(
             f"{architecture} is not served through vLLM: use `triptych pd --engine native` for it, or vLLM "
-            f"without TriptychECConnector; through vLLM are served {', '.join(CLASSES)}. One that vLLM has is "
+            f"without TriptychECConnector; through vLLM are served {', '.join(CLASSES)}. Another one is "
             f'tried with the row `"{architecture}": VLLMClass(),` in triptych/base/vllm_classes.py and '
             "`make test-vllm` (docs/vllm.md, Another class)"
         )
