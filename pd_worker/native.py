@@ -38,6 +38,7 @@ from triptych.pd_worker.events.request_log import PDTraces
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.frontend.grammar import compiler_of
 from triptych.pd_worker.frontend.tokenization import check_prompts
+from triptych.pd_worker.kv_sharing.prefix_sharing import prefix_sharing
 from triptych.pd_worker.ranks.decoder_ranks import DecoderRanks
 from triptych.pd_worker.ranks.ranked_runner import OtherRanks, RankedRunner
 from triptych.pd_worker.ranks.share import decoder_threads_of_rank, load_share, sized
@@ -77,7 +78,7 @@ def load_model(config: PDConfig, *, other_peak: int = 0) -> LoadedModel:
     `other_peak` is what another model in this process takes of the device while it computes.
     """
     check_supported(Path(config.model), required_by_flags(config))
-    check_decoder(Path(config.model))
+    check_decoder(Path(config.model), config.device)
     check_prompts(Path(config.model))
     if config.tensor_parallel == 1:
         return _load(config, None, other_peak)
@@ -249,6 +250,8 @@ def build_engine(
         decoder.device,
         pacer=pacer,
     )
+    model_key = "" if transfer is None else transfer.model_key
+    engine.sharing = prefix_sharing(config, decoder, model_key, engine.scheduler, runner, metrics)
     if transfer is not None:
         runner.ensure_ec_transfer_initialized(transfer, ECConnectorRole.WORKER, engine.wake)
         if ranks is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -36,8 +37,10 @@ from triptych.pd_worker.item_limits import parse_item_limits
 from triptych.pd_worker.server import MAX_WAITING, EnginePort, PDServicer
 from triptych.pd_worker.turn_pool import TurnPool
 from triptych.protos import pd_pb2
-from triptych.registry.matching import ROW_WIDTH
+from triptych.registry.matching import PREFILL, ROLE, ROLES, ROW_WIDTH
 from triptych.registry.registry import StoreReach
+
+logger = logging.getLogger(__name__)
 
 #: How often proxies get the engine's beat, in seconds.
 BEAT_SECONDS = 1.0
@@ -131,11 +134,17 @@ class PDModel:
         identity = model_identity(
             path, dtype=decoder.dtype, revision=config.model_revision, quantization=config.quantization
         )
+        defaults = generation_defaults(path)
+        if (beams := defaults.extra.get("num_beams")) not in (None, 1):
+            logger.warning(
+                "generation_config.json of MODEL=%s asks for beam search (num_beams %s), which is not done: "
+                "answers are those of num_beams=1, not those of transformers' generate with its defaults",
+                path,
+                beams,
+            )
         name = config.served_model_name or path.resolve().name
         pooling = GENERATES if decoder.cross is not None else read_pooling(path, tokenizer)
-        return cls(
-            path, name, decoder, identity, generation_defaults(path), prompts, tokenizer, pooling, **more
-        )
+        return cls(path, name, decoder, identity, defaults, prompts, tokenizer, pooling, **more)
 
 
 class PDEngine(EnginePort, Protocol):
@@ -169,7 +178,8 @@ class PDWorker:
         self._pool = TurnPool(inputs, INPUT_THREADS)
         queries = ThreadPoolExecutor(INPUT_THREADS, thread_name_prefix="query")
         self._queries = TurnPool(queries, INPUT_THREADS)
-        self.streams = EventStreams(self._cancel, texts=TokenTexts(model.tokenizer))
+        texts = TokenTexts(model.tokenizer)
+        self.streams = EventStreams(self._cancel, texts=texts, offers=config.role == PREFILL)
 
     def connect(
         self,
@@ -218,8 +228,8 @@ class PDWorker:
     def registration(
         self, address: str, metrics_port: int, kind: str, capacity: Mapping[str, int]
     ) -> WorkerInfo:
-        """A registration with an engine's own `capacity`. The worker serves all namespaces of its
-        model_key."""
+        """A registration with an engine's own `capacity`. The worker takes embeddings of every namespace of
+        its tower, of which it names its own."""
         common = {
             "encoder_cache_bytes": self._config.embedding_memory,
             "max_num_seqs": self._config.max_num_seqs,
@@ -227,6 +237,7 @@ class PDWorker:
             "tensor_parallel": self._config.tensor_parallel,
             "metrics_port": metrics_port,
             ROW_WIDTH: self._model.decoder.row_width,
+            ROLE: ROLES.index(self._config.role),
             "task": TASKS.index(self._model.pooling.task),
             "items": sum(1 << ITEMS.index(each) for each in self._model.prompts.modalities),
         }
@@ -236,6 +247,7 @@ class PDWorker:
             incarnation=self._incarnation,
             model_key=self._model.identity.model_key,
             model=self._model.name,
+            namespaces=(self._model.identity.namespace,),
             capacity={**common, **capacity},
             modality=self._model.decoder.modality,
             kind=kind,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import re
 from array import array
+from collections import Counter
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
@@ -80,7 +81,7 @@ class RequestLog:
 
     Bounded by the request's own output: events that wait for a slow proxy are merged when they are sent.
     `resumed_tokens` are output tokens of earlier attempts, not logged here. Without `texts` there are no
-    log-probabilities.
+    log-probabilities. It counts among its tenant's `unfinished` until it has finished, or is removed.
     """
 
     def __init__(
@@ -92,9 +93,13 @@ class RequestLog:
         trace: AttemptTrace | None = None,
         *,
         tenant: str = "",
+        unfinished: Counter[str] | None = None,
     ) -> None:
         self._trace = trace
         self.tenant = tenant
+        self._unfinished = unfinished
+        if unfinished is not None:
+            unfinished[tenant] += 1
         self._texts_of = texts
         self.request_id = request_id
         self.attempt = attempt
@@ -114,6 +119,9 @@ class RequestLog:
         self._sent_texts = 0
         self._sent_admitted = False
         self._unsent_items: dict[str, None] = {}
+        #: Of a request that is offered to a decode worker.
+        self._offer: pd_pb2.RequestEvent | None = None
+        self._sent_offer = False
 
     @property
     def log_extra(self) -> dict[str, object]:
@@ -156,13 +164,29 @@ class RequestLog:
                     trace.item_missing(event.item_missing)
             case "finished":
                 self.finished = event.finished
+                self._count_off()
                 if (trace := self._end_trace()) is not None:
                     trace.finished(event.finished)
 
+    def offer(self) -> None:
+        """Offers the request to a decode worker, once: from its first token to its end."""
+        if self._offer is None and self.finished is None and self._token_ids:
+            self._offer = pd_pb2.RequestEvent(
+                request_id=self.request_id, attempt=self.attempt, hand_over=pd_pb2.HandOver()
+            )
+
     def removed(self) -> None:
         """The log is dropped: ends the trace of an attempt that has not finished."""
+        self._count_off()
         if (trace := self._end_trace()) is not None:
             trace.failed("cancelled")
+
+    def _count_off(self) -> None:
+        unfinished, self._unfinished = self._unfinished, None
+        if unfinished is not None:
+            unfinished[self.tenant] -= 1
+            if not unfinished[self.tenant]:
+                del unfinished[self.tenant]
 
     def _end_trace(self) -> AttemptTrace | None:
         trace, self._trace = self._trace, None
@@ -205,6 +229,9 @@ class RequestLog:
         self._unsent_items.clear()
         if self._sent_texts < len(self._texts):
             events.append(self._event(tokens=self._drain_tokens()))
+        if self._offer is not None and not self._sent_offer and self.finished is None:
+            self._sent_offer = True
+            events.append(self._offer)
         if not self.has_unsent:
             events.extend(self.drain_end(now))
         return events
@@ -216,6 +243,8 @@ class RequestLog:
         """
         first, last = self._sent_texts, len(self._texts)
         if self.finished is not None or self._unsent_items or self._logprobs or not self._sent_admitted:
+            return None
+        if self._offer is not None and not self._sent_offer:
             return None
         if first == last or last - first > _MAX_TEXTS:
             return None
@@ -236,6 +265,7 @@ class RequestLog:
     def fail(self, error: RequestError) -> None:
         """Ends the request with `error`; later events of the engine are ignored."""
         self.finished = pd_pb2.Finished(reason=FinishReason.ERROR.value, error=error_to_proto(error))
+        self._count_off()
         if (trace := self._end_trace()) is not None:
             trace.failed(error.code)
         self.finished_sent_at = None
@@ -251,7 +281,7 @@ class RequestLog:
         if at != position:
             return False
         self._sent_texts = index
-        self._sent_admitted = False
+        self._sent_admitted = self._sent_offer = False
         self._unsent_items = dict.fromkeys(self._items)
         self.finished_sent_at = None
         return True

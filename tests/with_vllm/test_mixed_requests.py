@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.data.traffic import client_of
-from support.vllm_engine.classes import mixed_checkpoint
+from support.vllm_engine.classes import IN_BFLOAT16, mixed_checkpoint
 from support.vllm_engine.engines import Engines
 from support.vllm_engine.front_door import FrontDoor
 from support.vllm_engine.questions import Question, native_answers, questions
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 TOKENS, REQUESTS, ITEMS = 12, 36, 5
 #: On CPUs vLLM attends to their pictures in one direction only.
 BOTH_WAYS = ("Gemma3ForConditionalGeneration",)
-NAMES = tuple(sorted(CLASSES.keys() - set(BOTH_WAYS)))
+NAMES = tuple(sorted(CLASSES.keys() - {*BOTH_WAYS, *IN_BFLOAT16}))
 
 
 @dataclass
@@ -72,7 +72,9 @@ async def test_requests_at_once_are_answered_as_by_the_native_engine(served):
     given = asyncio.gather(*(ask(served.door.urls[0], question) for question in asked))
     answers = await within("the answers", given)
     assert [prompt for prompt, _ in answers] == [prompt for prompt, _ in expected]
-    assert [output for _, output in answers] == [output for _, output in expected]
+    pairs = zip(answers, expected, strict=True)
+    others = [(n, one[1], other[1]) for n, (one, other) in enumerate(pairs) if one != other]
+    assert not others
     assert len({tuple(output) for _, output in expected}) > REQUESTS // 2
     assert served.door.total("encoder", "triptych_encoder_tower_items_total") == ITEMS
     assert served.engines.servers[0].is_alive()

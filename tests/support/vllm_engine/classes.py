@@ -26,6 +26,8 @@ ADAPTED = tuple(
         if "image" in known.modalities and name not in {family.architecture for family in FAMILIES}
     )
 )
+#: "CPU GDN attention requires BF16.", in which answers are not compared token by token.
+IN_BFLOAT16 = ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
 _CLIPS = {entry.name: entry for entry in VIDEO_CLASSES if not entry.variation}
 _SOUNDS = {entry.name: entry for entry in SOUNDS if not entry.sees}
 #: The smallest attention head that vLLM's kernel for CPUs has.
@@ -39,9 +41,13 @@ _NORMALISED: Config = {
 }
 #: vLLM looks these up in Gemma 3's tokenizer.
 _NEWLINES = {290 + count: "\n" * count for count in range(1, 5)}
+_INTERLEAVED: Config = {"rope_parameters": {"mrope_interleaved": True}}
 #: Fields of a text config that hubs have, vLLM reads and transformers 5 no longer writes.
 _HUB_FIELDS: dict[str, Config] = {
-    "Qwen3VLMoeForConditionalGeneration": {"norm_topk_prob": True, "num_experts": 8},
+    "Qwen3VLForConditionalGeneration": _INTERLEAVED,
+    "Qwen3VLMoeForConditionalGeneration": {"norm_topk_prob": True, "num_experts": 8, **_INTERLEAVED},
+    "Qwen3_5ForConditionalGeneration": _INTERLEAVED,
+    "Qwen3_5MoeForConditionalGeneration": _INTERLEAVED,
     "Glm4vMoeForConditionalGeneration": {"use_qk_norm": False},
 }
 #: Of these, hubs have the experts' tensors the other way round than transformers 5 writes them.
@@ -59,7 +65,9 @@ def class_checkpoint(architecture: str, folder: Path) -> Path:
     recipe = recipe_of(architecture)
     write_checkpoint(_with_wide_heads(recipe), folder, processor(recipe))
     config = json.loads((folder / "config.json").read_text())
-    config["text_config"] |= _HUB_FIELDS.get(architecture, {})
+    text = config["text_config"]
+    for name, value in _HUB_FIELDS.get(architecture, {}).items():
+        text[name] = {**text[name], **value} if isinstance(value, dict) else value
     (folder / "config.json").write_text(json.dumps(config))
     file = folder / "model.safetensors"
     save_file(_as_hubs(architecture, load_file(file)), file, {"format": "pt"})

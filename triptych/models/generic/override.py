@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from triptych.base.types import JsonObject
 from triptych.models.checkpoint.config import load_config
-from triptych.models.checkpoint.folder import Checkpoint
+from triptych.models.checkpoint.tensors import Checkpoint
 from triptych.models.generic.capture import modality_tokens
 from triptych.models.generic.decoder import GenericDecoder
 from triptych.models.generic.encoder import GenericEncoder
@@ -83,6 +83,10 @@ class EncoderOverride(GenericEncoder):
         side._path = path
         side.prepare()
         return side
+
+    @classmethod
+    def has_known_keys(cls, path: Path, keys: KeyMap) -> bool:
+        return True
 
     def prepare(self) -> None:
         """Reads what the family needs of the loaded tower."""

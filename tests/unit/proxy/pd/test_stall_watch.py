@@ -130,6 +130,7 @@ def make_request(attempt: int) -> Any:
         link=None,
         output=SimpleNamespace(paused=False),
         stale_link=None,
+        successor_link=None,
         refused_by=set(),
         min_tokens=0,
         deadline=10.0,
@@ -141,7 +142,7 @@ def make_request(attempt: int) -> Any:
 async def test_an_attempt_that_is_over_in_the_moment_of_its_hand_over_reaches_no_worker(monkeypatch):
     link = NotingLink()
     info = SimpleNamespace(address="pd", capacity={"max_num_seqs": 4, "keeps_items": 1}, model_key="m")
-    worker = SimpleNamespace(info=info)
+    worker = SimpleNamespace(info=info, role="both")
     pool: Any = SimpleNamespace(
         workers={("pd", "pd"): worker},
         well=lambda kind: [worker],
