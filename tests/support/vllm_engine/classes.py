@@ -48,6 +48,7 @@ _HUB_FIELDS: dict[str, Config] = {
     "Qwen3VLMoeForConditionalGeneration": {"norm_topk_prob": True, "num_experts": 8, **_INTERLEAVED},
     "Qwen3_5ForConditionalGeneration": _INTERLEAVED,
     "Qwen3_5MoeForConditionalGeneration": _INTERLEAVED,
+    "Glm4vForConditionalGeneration": {"attention_bias": True},
     "Glm4vMoeForConditionalGeneration": {"use_qk_norm": False},
 }
 #: Of these, hubs have the experts' tensors the other way round than transformers 5 writes them.
@@ -68,6 +69,8 @@ def class_checkpoint(architecture: str, folder: Path) -> Path:
     text = config["text_config"]
     for name, value in _HUB_FIELDS.get(architecture, {}).items():
         text[name] = {**text[name], **value} if isinstance(value, dict) else value
+    if architecture.startswith("Gemma4"):
+        config["vision_config"]["default_output_length"] = 70
     (folder / "config.json").write_text(json.dumps(config))
     file = folder / "model.safetensors"
     save_file(_as_hubs(architecture, load_file(file)), file, {"format": "pt"})
@@ -116,6 +119,8 @@ def _with_wide_heads(recipe: Recipe) -> Recipe:
         rope["mrope_section"] = [count * _HEAD // text["head_dim"] for count in rope["mrope_section"]]
     # Some of vLLM's models divide the width by the number of heads.
     text |= {"head_dim": _HEAD, "num_attention_heads": HIDDEN // _HEAD, "num_key_value_heads": 1}
+    if "linear_key_head_dim" in text:
+        text |= {"linear_key_head_dim": _HEAD, "linear_value_head_dim": _HEAD}
     if recipe.architecture in _TRANSPOSED:
         # Not half the width: which way round such a tensor is could not be told.
         text["moe_intermediate_size"] = 48

@@ -92,7 +92,11 @@ def questions(count: int, modalities: Sequence[str]) -> list[Question]:
     images = [Item(picture(n, *size)) for n, size in enumerate(((32, 16), (16, 32)))]
     others = [Item(picture(3, 16, 16)), Item(picture(4, 32, 16)), Item(picture(5, 48, 32))]
     if "video" in modalities:
-        clips = make_clip(), make_clip(frames=16, size=(48, 32)), make_clip(frames=9, size=(32, 64))
+        clips = (
+            make_clip(size=(80, 48)),
+            make_clip(frames=16, size=(48, 32)),
+            make_clip(frames=9, size=(32, 64)),
+        )
         others = [Item(clip) for clip in clips]
     elif "image" not in modalities:
         heard = [Item(sound(seconds, seed=at)) for at, seconds in enumerate((0.83, 0.61, 0.4, 0.97, 0.5))]
