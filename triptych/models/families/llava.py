@@ -1,4 +1,4 @@
-"""LLaVA-1.5: a CLIP tower with a projector behind it, a Llama that counts positions in one dimension."""
+"""LLaVA-1.5: a CLIP tower with a projector behind it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import ClassVar
 from transformers import PreTrainedConfig
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.types import ItemPlan, Options
+from triptych.base.types import Options
 from triptych.models.base import DecoderSide, EncoderSide, Media, PreparedItem
+from triptych.models.generic.decoder import GenericDecoder
 from triptych.models.generic.encoder import FixedSizeImages
-from triptych.models.generic.layout import ItemLayout
-from triptych.models.generic.override import TEXT, TIED, DecoderOverride, EncoderOverride
+from triptych.models.generic.override import EncoderOverride
 from triptych.models.images import check_known, check_resized, is_count
 from triptych.models.weights.loading import KeyMap
 
@@ -21,12 +21,6 @@ KEYS = KeyMap(
         (r"^(model\.)?vision_tower\.(vision_model\.)?", "model.vision_tower."),
         (r"^(model\.)?multi_modal_projector\.", "model.multi_modal_projector."),
     ),
-    decoder=(
-        (r"^language_model\.lm_head\.", "lm_head."),
-        (r"^(model\.language_model|language_model\.model)\.", TEXT),
-        (r"^lm_head\.", "lm_head."),
-    ),
-    tied=TIED,
 )
 
 
@@ -78,16 +72,6 @@ class LlavaEncoder(FixedSizeImages, EncoderOverride):
         return option != "do_pad" or self.images.get("do_pad") is not None
 
 
-class LlavaDecoder(DecoderOverride):
-    """Every image takes the same number of tokens, counted like text."""
-
-    keys: ClassVar[KeyMap] = KEYS
-
-    def layout_of(self, plan: ItemPlan) -> ItemLayout:
-        rows = rows_per_image(self.config)
-        return ItemLayout((self.token_ids["image"],) * rows, ((),) * rows)
-
-
 def patches(config: PreTrainedConfig) -> int:
     """Patches of one image; CLIP takes one size only."""
     return int((config.vision_config.image_size // config.vision_config.patch_size) ** 2)
@@ -99,4 +83,4 @@ def rows_per_image(config: PreTrainedConfig) -> int:
 
 
 ENCODER: type[EncoderSide] = LlavaEncoder
-DECODER: type[DecoderSide] = LlavaDecoder
+DECODER: type[DecoderSide] = GenericDecoder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
@@ -39,6 +40,9 @@ from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.models.recurrent import cache_keyword
 
 logger = logging.getLogger(__name__)
+
+#: The processor's tensor of pictures' patches in time, height and width.
+_GRID = "image_grid_thw"
 
 
 class GenericDecoder(DecoderSide):
@@ -170,13 +174,32 @@ class GenericDecoder(DecoderSide):
 
     def layout_of(self, plan: ItemPlan) -> ItemLayout:
         """What the prompt needs of an item; InvalidRequest for what is none of this model's."""
-        layout = ItemLayout.decode(plan.layout)
+        layout = ItemLayout.decode(plan.layout) if plan.layout else self._run_of(plan)
         names, width = self.capture.grid_names, len(self.capture.type_names)
         if any(index >= len(names) for index in layout.grids) or any(len(t) != width for t in layout.types):
             raise InvalidRequest("an item's layout is not one of this model's", param="items")
         if layout.tokens and max(layout.tokens) > self.geometry.vocab_size:
             raise InvalidRequest("an item's placeholder has tokens that the model lacks", param="items")
         return layout
+
+    def _run_of(self, plan: ItemPlan) -> ItemLayout:
+        """The layout of a plan without one, as overrides send it: a run of the image token, and its grid."""
+        grids, grid = {}, plan.grid_thw
+        if _GRID in self.capture.grid_names:
+            merge = int(self.config.vision_config.spatial_merge_size)
+            if len(grid) != 3 or min(grid) < 1 or grid[1] % merge or grid[2] % merge:
+                raise InvalidRequest(
+                    f"item {plan.mm_hash} has an impossible grid {tuple(grid)}", param="plan"
+                )
+            # Before anything of its size is made: a forged grid may be of any.
+            if plan.rows != (rows := math.prod(grid) // merge**2):
+                raise InvalidRequest(
+                    f"item {plan.mm_hash} has {plan.rows} rows, but its grid {tuple(grid)} takes {rows}",
+                    param="plan",
+                )
+            grids = {self.capture.grid_names.index(_GRID): torch.tensor([grid])}
+        token, types = self.token_ids[self.modality], (1,) * len(self.capture.type_names)
+        return ItemLayout((token,) * plan.rows, (types,) * plan.rows, grids)
 
     def positions(self, token_ids: Sequence[int], features: Sequence[MMFeature]) -> tuple[torch.Tensor, int]:
         given = self.prompt_inputs(token_ids, features)

@@ -28,11 +28,12 @@ class KeyMap:
     """The map from checkpoint keys to sides, as (pattern, name in the side's module) rules.
 
     The first rule that matches decides. Together the sides hold the whole checkpoint; a key on both must
-    match `shared`. `tied` are (name, name it may be tied to) inside one side.
+    match `shared`. `tied` are (name, name it may be tied to) inside one side. Without rules for a decoder,
+    transformers reads it.
     """
 
     encoder: tuple[tuple[str, str], ...]
-    decoder: tuple[tuple[str, str], ...]
+    decoder: tuple[tuple[str, str], ...] = ()
     shared: tuple[str, ...] = ()
     tied: tuple[tuple[str, str], ...] = (("lm_head.weight", "model.embed_tokens.weight"),)
 
