@@ -32,9 +32,9 @@ BUDGETS: tuple[SharedBudget, ...] = (
         made=("server.py: Overloaded",),
     ),
     SharedBudget(
-        "query thread",
+        "query threads",
         "questions answered at once",
-        "1 thread",
+        f"{INPUT_THREADS} threads, one of them for messages of up to {LARGE_MESSAGE >> 10} KiB",
         "turns",
         "they wait",
         made=("worker.py: ThreadPoolExecutor",),

@@ -228,14 +228,15 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         return await self._query(self._input_processor.detokenize, request)
 
     async def _query(self, function: Callable[[M], R], message: M) -> R:
-        """The result of `function` from the query thread."""
+        """The result of `function` from a query thread."""
         tenant, queries = message.tenant, self._open_queries
         check_tenant(tenant)
         if not has_share(tenant, queries, MAX_QUERIES):
             raise Overloaded("too many queries wait for this worker", retry_after=1.0)
         queries[tenant] += 1
         try:
-            return await self._queries.run(tenant, partial(function, message))
+            large = message.ByteSize() > LARGE_MESSAGE
+            return await self._queries.run(tenant, partial(function, message), large=large)
         finally:
             queries[tenant] -= 1
             if not queries[tenant]:

@@ -167,7 +167,8 @@ class PDWorker:
         self._incarnation = incarnation or uuid.uuid4().hex
         inputs = ThreadPoolExecutor(INPUT_THREADS, thread_name_prefix="input")
         self._pool = TurnPool(inputs, INPUT_THREADS)
-        self._queries = TurnPool(ThreadPoolExecutor(1, thread_name_prefix="query"), 1)
+        queries = ThreadPoolExecutor(INPUT_THREADS, thread_name_prefix="query")
+        self._queries = TurnPool(queries, INPUT_THREADS)
         self.streams = EventStreams(self._cancel, texts=TokenTexts(model.tokenizer))
 
     def connect(

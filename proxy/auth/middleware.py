@@ -16,8 +16,8 @@ from triptych.proxy.auth.limits import PrincipalLimits
 from triptych.proxy.http.connections import needs_key
 from triptych.proxy.http.delivery import CONNECTION, Connection
 from triptych.proxy.http.refusals import refuse
-from triptych.proxy.http.turns import LoopTurns
 from triptych.proxy.quotas.current_call import in_call
+from triptych.proxy.turns.loop_turns import LoopTurns
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from triptych.proxy.http.delivery import CONNECTION, SMALL_REPLY
 from triptych.proxy.http.json_body import closing_reply, error_json
 from triptych.proxy.http.peers import BadHeader, parse_header
 from triptych.proxy.http.places import BUSY, ConnectionPlaces, Place
-from triptych.proxy.http.turns import LoopTurns
+from triptych.proxy.turns.loop_turns import LoopTurns
 
 logger = logging.getLogger(__name__)
 

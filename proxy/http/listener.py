@@ -15,8 +15,8 @@ from triptych.base.rpc.tls.certificates import Certificates
 from triptych.proxy.http.json_body import closing_reply
 from triptych.proxy.http.peers import MAX_HEADER, BadHeader, parse_header
 from triptych.proxy.http.places import BUSY, ConnectionPlaces, Place
-from triptych.proxy.http.turns import LoopTurns
 from triptych.proxy.quotas.quota import Hold, Quota, QuotaExceeded
+from triptych.proxy.turns.loop_turns import LoopTurns
 
 logger = logging.getLogger(__name__)
 

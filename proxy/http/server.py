@@ -17,8 +17,8 @@ from triptych.proxy.http.connections import ConnectionLimits, Sweeper, connectio
 from triptych.proxy.http.listener import ClientListener, Handshakes
 from triptych.proxy.http.peers import TrustedProxies
 from triptych.proxy.http.places import ConnectionPlaces, Place
-from triptych.proxy.http.turns import LoopTurns
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
+from triptych.proxy.turns.loop_turns import LoopTurns
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -20,10 +20,11 @@ from triptych.protos.convert import source_to_proto
 from triptych.proxy.events import lost
 from triptych.proxy.pd.load_reports import LoadReports
 from triptych.proxy.pd.stall_watch import StallWatch
-from triptych.proxy.pd.window import SubmitWindow
+from triptych.proxy.pd.window import ALONE, SHARED, SubmitWindow
 from triptych.proxy.pd.wire import PDStub, connect, deliver
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.ports import LinkOwner, PDLoadReport, ProcessEnd, RequestEvents
+from triptych.proxy.turns.recent_holders import RecentHolders
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,8 @@ class PDLink:
         self.attached = False
         self.set_aside = False
         self._stall = StallWatch(stall_timeout)
-        self._window = SubmitWindow()
+        self._tenants = RecentHolders()
+        self._alone, self._shared = SubmitWindow(ALONE), SubmitWindow(SHARED)
         self._loads = LoadReports()
         self._channel = channel
         self._used = channel()
@@ -110,6 +112,10 @@ class PDLink:
     @property
     def in_flight(self) -> int:
         return len(self._requests)
+
+    @property
+    def _window(self) -> SubmitWindow:
+        return self._shared if self._tenants.several else self._alone
 
     def open_to(self, tenant: str) -> bool:
         """One that has none unanswered waits for nobody's."""
@@ -147,6 +153,7 @@ class PDLink:
         return True
 
     def track(self, request_id: str, attempt: int, received: Sequence[int], tenant: str = "") -> None:
+        self._tenants.note(tenant)
         self._requests[request_id] = _Tracked(attempt, received)
         self._unanswered[request_id] = attempt, tenant
 
@@ -176,8 +183,9 @@ class PDLink:
         now = asyncio.get_running_loop().time
         sent_at = now()
         reply = await self._stub.Submit(message, timeout=message.timeout + CALL_TIMEOUT)
-        if self._window.answered(sent_at, now()):
-            size = self._window.size
+        window = self._window
+        if window.answered(sent_at, now()):
+            size = window.size
             self._log.debug("PD worker %s takes requests slowly: %d at once", self.address, size)
         return reply
 

@@ -99,7 +99,7 @@ class Recorder:
         if choices.first.trace is not None:  # no other view shows it
             tokens = choices.prompt_tokens, choices.completion_tokens
             self.record(choices.first, CallEnded(choices.status, *tokens, choices.first_token))
-        choices.report(self._metrics, self._clock())
+        choices.report(self._metrics, self._clock(), self._model_name(choices.first.call.model))
         for observer in self._subscribers:
             observer.closed(choices, failure)
 

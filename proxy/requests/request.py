@@ -227,8 +227,8 @@ class Choices:
         tokens = [request.first_token for request in self.requests if request.first_token is not None]
         return min(tokens, default=None)
 
-    def report(self, metrics: ProxyMetrics, now: float) -> None:
-        """Counts the call that has ended, and logs one line of it."""
+    def report(self, metrics: ProxyMetrics, now: float, model: str) -> None:
+        """Counts the call that has ended, and logs one line of it; `model` is the name of what served it."""
         if self.first.call.internal:
             return
         seconds = now - self.started
@@ -236,9 +236,9 @@ class Choices:
         metrics.duration.observe(seconds)
         if (first_token := self.first_token) is not None:
             metrics.time_to_first_token.observe(first_token - self.started)
-        self._log(seconds)
+        self._log(seconds, model)
 
-    def _log(self, seconds: float) -> None:
+    def _log(self, seconds: float, model: str) -> None:
         if not logger.isEnabledFor(logging.INFO):
             return
         first = self.first
@@ -248,7 +248,7 @@ class Choices:
             "%d choices, %.3f s, tenant %s",
             first.name,
             self.status,
-            first.call.model or "-",
+            model or "-",
             self.prompt_tokens,
             self.completion_tokens,
             items,
@@ -258,7 +258,7 @@ class Choices:
             extra=first.log_extra
             | log_fields(
                 status=self.status,
-                model=first.call.model,
+                model=model,
                 tenant=first.call.tenant,
                 prompt_tokens=self.prompt_tokens,
                 completion_tokens=self.completion_tokens,

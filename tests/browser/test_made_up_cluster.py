@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -139,6 +141,8 @@ def test_finished_requests_are_listed_by_order_outcome_and_model_and_open_their_
         card = page.get_by_label("Finished requests", exact=True)
         rows = card.locator("tbody tr")
         expect(rows).to_have_count(12)
+        # Ten tokens in 3.3 s, the first of them after 0.2.
+        expect(rows.nth(2)).to_contain_text("10" + "3" + "200 ms" + "3.30 s")
         card.get_by_role("button", name="Slowest").click()
         expect(rows.first).to_contain_text("6.30 s")
         card.get_by_role("button", name="Failed").click()
@@ -152,6 +156,10 @@ def test_finished_requests_are_listed_by_order_outcome_and_model_and_open_their_
         dialog = page.get_by_role("dialog")
         expect(dialog).to_contain_text(f"Request {name}")
         expect(dialog).to_contain_text("The spans cover")
+        with page.expect_download() as saved:
+            dialog.get_by_role("link", name="Save as JSON").click()
+        assert saved.value.suggested_filename == f"request-{name}.json"
+        assert json.loads(Path(saved.value.path()).read_text())["spans"]
         page.keyboard.press("Escape")
         expect(dialog).to_have_count(0)
 

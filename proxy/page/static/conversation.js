@@ -16,7 +16,7 @@ export class Conversation {
   ask(text, media) {
     const message = h(
       "article", { class: "message mine" },
-      h("h3", { class: "offscreen" }, "You"),
+      h("h2", { class: "offscreen" }, "You"),
       media.length ? h("div", { class: "thumbs" }, media.map((one) => mediaView(one))) : null,
       text ? h("p", { class: "text" }, text) : null,
     );

@@ -7,7 +7,7 @@ import { count, duration, seconds } from "./format.js";
 /** Seconds between two readings of the list, and its length. */
 const [EVERY, LIMIT] = [3, 50];
 const CHOICES = { Newest: { order: "newest" }, Slowest: { order: "slowest" }, Failed: { failed: "true" } };
-const HEADS = [["Ended", ""], ["Request", ""], ["Model", "wide-only"], ["Status", ""], ["Items", "number wide-only"], ["Tokens", "number"], ["First token", "number wide-only"], ["Total", "number"]];
+const HEADS = [["Ended", ""], ["Request", ""], ["Model", "wide-only"], ["Status", ""], ["Items", "number wide-only"], ["Tokens", "number"], ["Tokens/s", "number wide-only"], ["First token", "number wide-only"], ["Total", "number"]];
 
 export class FinishedCard {
   #asked = 0;
@@ -60,7 +60,7 @@ export class FinishedCard {
 
 function finishedRow(open, now) {
   const cells = HEADS.map(([, extra]) => h("td", { class: extra }));
-  const [ended, id, model, status, items, tokens, first, total] = cells;
+  const [ended, id, model, status, items, tokens, rate, first, total] = cells;
   const link = h("button", { type: "button", class: "link", onclick: () => open(link.textContent) });
   const mark = h("span", { class: "tag" });
   id.append(link);
@@ -75,9 +75,15 @@ function finishedRow(open, now) {
       setAttr(mark, "class", `tag ${request.status < 400 ? "good" : request.status < 500 ? "warn" : "bad"}`);
       setText(items, count(request.items));
       setText(tokens, count(request.tokens));
+      setText(rate, decodeRate(request));
       setText(first, seconds(request.ttft));
       setText(total, seconds(request.seconds));
       setAttr(total, "title", request.pd_worker ? `at ${request.pd_worker}` : null);
     },
   };
+}
+
+/** Tokens per second after the first one, of all choices together; nothing where there is but one. */
+function decodeRate({ tokens, ttft, seconds: total }) {
+  return ttft === null || tokens < 2 || total <= ttft ? "" : count(Math.round((tokens - 1) / (total - ttft)));
 }

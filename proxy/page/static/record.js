@@ -21,16 +21,18 @@ export class RecordDialog {
     this.node = document.getElementById("record-dialog");
     this.body = h("div");
     this.title = h("h2", { id: "record-title" });
+    this.save = h("a", { class: "quiet", hidden: true }, "Save as JSON");
     this.node.replaceChildren(
-      h("div", { class: "row" }, this.title, h("span", { class: "grow" }), h("button", { type: "button", class: "quiet", onclick: () => this.node.close() }, "Close")),
+      h("div", { class: "row" }, this.title, h("span", { class: "grow" }), this.save, h("button", { type: "button", class: "quiet", onclick: () => this.node.close() }, "Close")),
       this.body);
-    this.node.addEventListener("close", () => (this.id = null));
+    this.node.addEventListener("close", () => this.#offer((this.id = null)));
     this.node.addEventListener("click", (event) => event.target === this.node && this.node.close());
   }
 
   async open(id) {
     this.id = id;
     this.title.textContent = `Request ${id}`;
+    this.#offer(null);
     this.body.replaceChildren(h("p", { class: "soft" }, "Loading …"));
     this.node.showModal();
     while (this.id === id) {
@@ -38,9 +40,18 @@ export class RecordDialog {
       if (this.id !== id) return;
       if (record instanceof Error) return this.body.replaceChildren(h("p", { class: "notice bad" }, record.message));
       this.body.replaceChildren(about(record), waterfall(record));
-      if (record.seconds !== null) return;
+      if (record.seconds !== null) return this.#offer(record);
       await new Promise((resolve) => setTimeout(resolve, POLL_MS));
     }
+  }
+
+  /** Offers the record of a request that has ended as a file; none with `null`. */
+  #offer(record) {
+    if (this.save.href) URL.revokeObjectURL(this.save.href);
+    this.save.hidden = record === null;
+    if (record === null) return this.save.removeAttribute("href");
+    this.save.href = URL.createObjectURL(new Blob([JSON.stringify(record, null, 1)], { type: "application/json" }));
+    this.save.download = `request-${this.id}.json`;
   }
 }
 

@@ -158,7 +158,7 @@ export class TryView {
   }
 
   #talkCard() {
-    const card = h("section", { class: "card talk", "aria-label": "Ask" }, h("div", { class: "scroll" }, this.empty, this.talk.node), this.composer.node);
+    const card = h("section", { class: "card talk", "aria-label": "Ask" }, h("h1", { class: "offscreen" }, "Try"), h("div", { class: "scroll" }, this.empty, this.talk.node), this.composer.node);
     const files = (event) => [...(event.dataTransfer ?? event.clipboardData)?.files ?? []];
     card.addEventListener("dragover", (event) => {
       event.preventDefault();
@@ -239,7 +239,7 @@ export class TryView {
       picture: ["Read a picture", "Drop one picture here: the model writes down what it shows."],
       text: ["Write a text", "The model's encoder reads it, its decoder answers."],
     }[mode];
-    this.empty.replaceChildren(h("h1", {}, title), h("p", { class: "soft" }, hint), h("ul", { class: "examples", "aria-label": "Examples" }, cards));
+    this.empty.replaceChildren(h("h2", { class: "title" }, title), h("p", { class: "soft" }, hint), h("ul", { class: "examples", "aria-label": "Examples" }, cards));
   }
 
   #exampleCard({ pictures, question }) {

@@ -114,6 +114,16 @@ async def test_the_service_serves_until_sigterm_and_finishes_what_is_in_flight(s
     assert "model demo, 3 prompt tokens, 6 completion tokens, 0 items" in lines[0]
 
 
+async def test_the_line_of_a_request_that_names_no_model_names_the_one_that_served_it(store, store_url, told):
+    async with running_service(store, store_url) as proxy:
+        await proxy.knows_the_worker()
+        async with openai_client(proxy.port) as client:
+            await client.chat.completions.create(**QUESTION | {"model": ""})
+        terminate()
+    lines = [record.getMessage() for record in told.records if "status 200" in record.getMessage()]
+    assert [re.search(r"model (\S+),", line)[1] for line in lines] == ["demo"]
+
+
 async def test_the_kubelets_probes_follow_the_proxy_but_not_its_last_pd_worker(store, store_url):
     host, metrics_port = "127.0.1.7", free_port()
     flags = {"metrics_port": metrics_port, "metrics_host": host}

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
 
 from transformers import AutoTokenizer
 
+from support.waiting import until
+from triptych.base.hashing import tenant_digest
+from triptych.pd_worker.frontend.input_processor import InputProcessor
 from triptych.pd_worker.native import LoadedModel
+from triptych.pd_worker.server import LARGE_MESSAGE
 from triptych.protos import common_pb2, pd_pb2
 
 TEXT = "<|im_start|>user\nGrüße 你好<|im_end|>"
@@ -48,3 +53,27 @@ async def test_tokenising_answers_what_submit_would_make(client, model):
     )
     assert bad.error.param == "messages"
     assert beyond.error.param == "tokens"
+
+
+async def test_a_small_question_is_answered_while_long_ones_of_another_tenant_are(client, monkeypatch):
+    tokenize, begun, go_on = InputProcessor.tokenize, [], threading.Event()
+
+    def slowly(processor: InputProcessor, message: pd_pb2.TokenizeRequest) -> pd_pb2.TokenizeReply:
+        begun.append(message.tenant)
+        if message.ByteSize() > LARGE_MESSAGE:
+            go_on.wait(20)
+        return tokenize(processor, message)
+
+    def ask(tenant: str, text: str):
+        question = pd_pb2.TokenizeRequest(prompt=pd_pb2.RawPrompt(text=text), tenant=tenant_digest(tenant))
+        return client.stub.Tokenize(question, timeout=20)
+
+    monkeypatch.setattr(InputProcessor, "tokenize", slowly)
+    long = [ask("a", "x " * LARGE_MESSAGE) for _ in range(4)]
+    try:
+        await until(lambda: begun)
+        assert (await ask("b", TEXT)).token_ids
+        assert not any(question.done() for question in long)
+    finally:
+        go_on.set()
+    assert all([(await question).max_model_len for question in long])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from support.fakes.proxy_fakes import FakeCluster
 from support.hostile.two_tenants import A, B, two_tenants
 from support.waiting import until
 from triptych.proxy.pd import link as link_module
-from triptych.proxy.pd import window
+from triptych.proxy.pd.window import ALONE, SHARED
 
 TEXT = user("count")
 SHORT = 0.05
@@ -112,7 +113,7 @@ async def test_an_unanswered_submit_of_a_worker_that_is_given_up_goes_on_elsewhe
 
 
 async def test_no_more_submits_than_the_window_are_unanswered_and_all_are_answered(store, monkeypatch):
-    monkeypatch.setattr(window, "FIRST", 4.0)
+    monkeypatch.setattr(link_module, "ALONE", replace(ALONE, first=4.0))
     async with FakeCluster(store) as cluster:
         [worker] = cluster.pd_workers
         worker.door.clear()
@@ -126,7 +127,7 @@ async def test_no_more_submits_than_the_window_are_unanswered_and_all_are_answer
 
 
 async def test_a_client_that_leaves_frees_its_place_among_the_unanswered(store, monkeypatch):
-    monkeypatch.setattr(window, "FIRST", 1.0)
+    monkeypatch.setattr(link_module, "ALONE", replace(ALONE, first=1.0))
     async with FakeCluster(store) as cluster:
         [worker] = cluster.pd_workers
         worker.door.clear()
@@ -142,7 +143,8 @@ async def test_a_client_that_leaves_frees_its_place_among_the_unanswered(store, 
 
 
 async def test_a_tenant_with_nothing_unanswered_waits_for_nobodys_submits(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(window, "FIRST", 4.0)
+    for name in ("ALONE", "SHARED"):
+        monkeypatch.setattr(link_module, name, replace(ALONE, first=4.0))
     async with AsyncExitStack() as stack:
         tenants = await two_tenants(store, tmp_path, stack)
         [worker] = tenants.cluster.pd_workers
@@ -156,4 +158,21 @@ async def test_a_tenant_with_nothing_unanswered_waits_for_nobodys_submits(store,
         assert worker.submits[4].tenant != worker.submits[0].tenant
         worker.door.set()
         assert await asyncio.gather(*asked, *flood) == [200] * 15
+        await tenants.cluster.at_rest()
+
+
+async def test_beside_another_tenant_fewer_submits_of_a_crowd_are_unanswered(store, tmp_path, monkeypatch):
+    """The other one's next Submit comes behind those at the worker, which answers one after another."""
+    monkeypatch.setattr(link_module, "SHARED", replace(SHARED, first=4.0))
+    async with AsyncExitStack() as stack:
+        tenants = await two_tenants(store, tmp_path, stack)
+        [worker] = tenants.cluster.pd_workers
+        assert await tenants.small_chat(A) == await tenants.small_chat(B) == 200
+        worker.door.clear()
+        flood = [tenants.spawn(tenants.small_chat(A)) for _ in range(12)]
+        router = tenants.cluster.dispatcher._router
+        await until(lambda: router.load == (12, 8), "eight that wait at the proxy")
+        await until(lambda: len(worker.submits) == 6, "four Submits of the crowd")
+        worker.door.set()
+        assert await asyncio.gather(*flood) == [200] * 12
         await tenants.cluster.at_rest()

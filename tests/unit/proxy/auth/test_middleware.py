@@ -12,7 +12,7 @@ from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.auth.keys import KeyLimits, Principal
 from triptych.proxy.auth.limits import PrincipalLimits
 from triptych.proxy.auth.middleware import Authenticator
-from triptych.proxy.http.turns import BURST
+from triptych.proxy.turns.loop_turns import BURST
 
 MANY = 4 * BURST
 

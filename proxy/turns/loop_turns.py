@@ -7,10 +7,13 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from triptych.proxy.turns.recent_holders import RecentHolders
+
 #: In each turn of the loop: a step and the task that it starts hold it for up to half a millisecond.
 STEPS = 2
-#: Beyond those, until nothing waits again: clients that ask at one moment are served together. A turn of the
-#: loop for every two of them takes a quarter more of a small request's CPU.
+#: Beyond those, until nothing waits again, where one holder alone has asked lately: clients that ask at one
+#: moment are served together. A turn of the loop for every two of them takes a quarter more of a small
+#: request's CPU. Beside others a crowd of one holder would hold the loop for as many steps at each moment.
 BURST = 64
 
 
@@ -24,6 +27,7 @@ class LoopTurns:
     def __init__(self, steps: int = STEPS, burst: int = BURST) -> None:
         self._steps = steps
         self._burst = self._credit = burst
+        self._recent = RecentHolders()
         self._waiting: dict[str, deque[Callable[[], None]]] = {}
         #: Steps of the present turn of the loop.
         self._taken = 0
@@ -31,6 +35,7 @@ class LoopTurns:
 
     def ask(self, holder: str, step: Callable[[], None]) -> None:
         """Calls it now, or when others have had their turns."""
+        self._recent.note(holder)
         if self._waiting or not self._may_take():
             self._waiting.setdefault(holder, deque()).append(step)
             return
@@ -39,6 +44,10 @@ class LoopTurns:
 
     async def turn(self, holder: str) -> None:
         """Returns at once, or when others have had their turns."""
+        self._recent.note(holder)
+        if not self._waiting and self._may_take():
+            self._announce()
+            return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ask(holder, partial(_give, turn))
         if not turn.done():
@@ -48,7 +57,7 @@ class LoopTurns:
         """Whether the present turn has a step left; it is taken."""
         if self._taken < self._steps:
             self._taken += 1
-        elif self._credit:
+        elif self._credit and not self._recent.several:
             self._credit -= 1
         else:
             return False

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from triptych.proxy.http.turns import LoopTurns
+import pytest
+
+from triptych.proxy.turns.loop_turns import LoopTurns
 
 
 async def loop_turn() -> None:
@@ -33,15 +35,26 @@ async def test_no_turn_of_the_loop_has_more_than_its_steps():
 async def test_a_crowd_is_served_in_one_turn_of_the_loop_and_a_flood_only_once():
     turns, taken = LoopTurns(steps=1, burst=30), []
     for number in range(31):
-        turns.ask("crowd", partial(taken.append, number))
+        turns.ask("one", partial(taken.append, number))
     assert len(taken) == 31
     await loop_turn()  # nothing waits
     for number in range(1000):
-        turns.ask("flood", partial(taken.append, number))
+        turns.ask("one", partial(taken.append, number))
     assert len(taken) == 62
     for further in range(1, 4):
         await loop_turn()
         assert len(taken) == 62 + further
+
+
+async def test_beside_another_holder_a_crowd_is_not_served_in_one_turn_of_the_loop():
+    turns, taken = LoopTurns(steps=2, burst=1000), []
+    turns.ask("one", partial(taken.append, "one"))
+    await loop_turn()
+    for number in range(100):
+        turns.ask("crowd", partial(taken.append, number))
+    assert taken == ["one", 0, 1]
+    await loop_turn()
+    assert taken == ["one", 0, 1, 2, 3]
 
 
 async def test_whoever_comes_later_with_one_step_is_next_however_many_wait_of_another_holder():
@@ -100,6 +113,13 @@ async def test_a_turn_that_is_waited_for_comes_after_one_of_each_other_holder():
         group.create_task(begin("one"))
     assert had.index("one") < 4
     assert len(had) == 201
+
+
+async def test_a_turn_that_nobody_is_before_takes_none_of_the_loops():
+    turns = LoopTurns(steps=2, burst=0)
+    waiting = turns.turn("a")
+    with pytest.raises(StopIteration):
+        waiting.send(None)
 
 
 async def test_who_gives_up_waiting_for_a_turn_keeps_no_other_one():

@@ -1,0 +1,1 @@
+"""Turns of the event loop among those who share it."""
