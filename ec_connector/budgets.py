@@ -17,6 +17,14 @@ BUDGETS: tuple[SharedBudget, ...] = (
         flag="--store-memory",
     ),
     SharedBudget(
+        "KV blocks in the store",
+        "bytes of keys and values, with `--share-prefixes`",
+        "0.25 of the store's `maxmemory`",
+        "share",
+        "the tenant with most of them loses its oldest before a save; what is lost is computed",
+        flag="--kv-store-share",
+    ),
+    SharedBudget(
         "store connections",
         "transfers at once from one process",
         f"{BULK_CONNECTIONS}",

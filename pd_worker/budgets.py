@@ -89,6 +89,15 @@ BUDGETS: tuple[SharedBudget, ...] = (
         flag="--swap-memory",
     ),
     SharedBudget(
+        "KV blocks on their way",
+        "keys and values from and to the store, with `--share-prefixes`: half each way, 2 saves at once",
+        "",
+        "order",
+        "blocks are not saved, and loads wait until their request computes",
+        flag="--share-memory",
+        made=("kv_sharing/transfers.py: Semaphore",),
+    ),
+    SharedBudget(
         "vLLM's copies",
         "items verified at once for a vLLM engine",
         "2",

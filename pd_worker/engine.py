@@ -33,6 +33,7 @@ from triptych.pd_worker.core.outputs import (
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.core.scheduler import Scheduler
+from triptych.pd_worker.kv_sharing.prefix_sharing import PrefixSharing
 from triptych.pd_worker.runner.model_runner import ModelRunner
 from triptych.protos.pd_pb2 import Finished
 
@@ -90,6 +91,8 @@ class Engine:
         self._metrics = metrics
         self._device = device
         self._pacer = pacer or StepPacer()
+        #: KV blocks that other workers have computed, and find of this one. Set before `start`.
+        self.sharing: PrefixSharing | None = None
         self._warm = False
         self._item_pressure = 0.0
         self._condition = threading.Condition()
@@ -116,6 +119,8 @@ class Engine:
             self._condition.notify()
         if self._thread.ident is not None:
             self._thread.join(timeout)
+        if self.sharing is not None:
+            self.sharing.close()
         self.runner.shutdown_ec_transfer()
         if self._connector is not None:
             self._connector.shutdown()
@@ -125,9 +130,22 @@ class Engine:
         self.scheduler.check(request)
         if self._stopping:
             raise Unavailable("this worker is shutting down", retry_after=1.0)
-        self._put(
-            lambda: self.scheduler.add(request, time.monotonic()), partial(self.scheduler.fail, request)
-        )
+        failed = partial(self.scheduler.fail, request)
+        if self.sharing is not None:
+            arrived = partial(self._put, partial(self._add_arrived, request), failed)
+            if self.sharing.look(request, self.between_steps, arrived):
+                return
+        self._put(lambda: self.scheduler.add(request, time.monotonic()), failed)
+
+    def _add_arrived(self, request: EngineRequest) -> None:
+        """Adds a request that has waited for KV blocks, unless it was cancelled meanwhile."""
+        if self.sharing is not None and self.sharing.arrived(request):
+            self.scheduler.add(request, time.monotonic())
+
+    def _add_waiting(self, request_ids: Iterable[str] | None, proxy_id: str = "") -> None:
+        """Adds those of the requests that wait for KV blocks, None: all, so that they can be ended."""
+        for request in () if self.sharing is None else self.sharing.drop(request_ids, proxy_id):
+            self.scheduler.add(request, time.monotonic())
 
     def items_ready(self, mm_hashes: Iterable[str]) -> None:
         """These embeddings are in the store."""
@@ -145,14 +163,16 @@ class Engine:
     def cancel(self, request_ids: Iterable[str], proxy_id: str) -> None:
         """Ends requests with ABORT and frees all that they hold; unknown ones are ignored."""
         ids = list(request_ids)
-        self._put(
-            lambda: self.scheduler.cancel(ids, proxy_id), lambda error: self._cancel_each(ids, proxy_id)
-        )
+        self._put(partial(self._cancel, ids, proxy_id), lambda error: self._cancel_each(ids, proxy_id))
+
+    def _cancel(self, request_ids: Sequence[str], proxy_id: str) -> None:
+        self._add_waiting(request_ids, proxy_id)
+        self.scheduler.cancel(request_ids, proxy_id)
 
     def _cancel_each(self, request_ids: Sequence[str], proxy_id: str) -> None:
         """One that cannot be cancelled alone either runs to its end; its events are dropped."""
         for request_id in request_ids:
-            Command(partial(self.scheduler.cancel, [request_id], proxy_id), lambda error: None).carry_out()
+            Command(partial(self._cancel, [request_id], proxy_id), lambda error: None).carry_out()
 
     def fail_unloaded(self) -> None:
         """Ends requests that wait for embeddings: this worker does not reach the store."""
@@ -161,7 +181,11 @@ class Engine:
     def pause(self, paused: Iterable[str], resumed: Iterable[str], proxy_id: str) -> None:
         """Computes requests no longer, or again; unknown ones are ignored."""
         ids = list(paused), list(resumed)
-        self._put(lambda: self.scheduler.pause(*ids, proxy_id), lambda error: None)
+        self._put(partial(self._pause, *ids, proxy_id), lambda error: None)
+
+    def _pause(self, paused: Sequence[str], resumed: Sequence[str], proxy_id: str) -> None:
+        self._add_waiting(paused, proxy_id)
+        self.scheduler.pause(paused, resumed, proxy_id)
 
     def between_steps(self, callback: Callable[[], None]) -> None:
         """Calls back from the engine's thread, after all earlier commands, while no step is computed."""
@@ -198,6 +222,7 @@ class Engine:
                 busy = False
         for command in self._drain_inbox(sleep=False):
             command.carry_out()
+        self._add_waiting(None)
         shutdown = Unavailable("this worker is shutting down", retry_after=1.0)
         self._report(None, self.scheduler.fail_all(shutdown))
 
@@ -208,6 +233,8 @@ class Engine:
         output = self.scheduler.schedule(time.monotonic())
         result = self._execute(output)
         events = self.scheduler.update(output, result, time.monotonic())
+        if self.sharing is not None:
+            self.sharing.computed(output)
         self._report(output, events)
         return output.computes or result.moved_items or bool(events)
 
@@ -246,12 +273,14 @@ class Engine:
     def _drain_inbox(self, *, sleep: bool) -> list[Command]:
         with self._condition:
             if sleep:
-                self._condition.wait_for(lambda: self._inbox or self._awake or self._stopping, self._pause())
+                self._condition.wait_for(
+                    lambda: self._inbox or self._awake or self._stopping, self._seconds_to_deadline()
+                )
             commands, self._inbox = self._inbox, []
             self._awake = False
             return commands
 
-    def _pause(self) -> float:
+    def _seconds_to_deadline(self) -> float:
         """Seconds until the next deadline."""
         deadline = self.scheduler.next_deadline()
         if deadline is None:

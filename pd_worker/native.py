@@ -38,6 +38,7 @@ from triptych.pd_worker.events.request_log import PDTraces
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.frontend.grammar import compiler_of
 from triptych.pd_worker.frontend.tokenization import check_prompts
+from triptych.pd_worker.kv_sharing.prefix_sharing import prefix_sharing
 from triptych.pd_worker.ranks.decoder_ranks import DecoderRanks
 from triptych.pd_worker.ranks.ranked_runner import OtherRanks, RankedRunner
 from triptych.pd_worker.ranks.share import decoder_threads_of_rank, load_share, sized
@@ -249,6 +250,8 @@ def build_engine(
         decoder.device,
         pacer=pacer,
     )
+    model_key = "" if transfer is None else transfer.model_key
+    engine.sharing = prefix_sharing(config, decoder, model_key, engine.scheduler, runner, metrics)
     if transfer is not None:
         runner.ensure_ec_transfer_initialized(transfer, ECConnectorRole.WORKER, engine.wake)
         if ranks is not None:

@@ -76,7 +76,8 @@ class InputPort(Protocol):
 
 
 class PDServicer(pd_pb2_grpc.PDServiceServicer):
-    """`max_requests` bounds the unfinished requests; resumed ones (attempt above 1) are always accepted.
+    """`max_requests` bounds the unfinished requests; resumed ones (attempt above 1) are always accepted, but
+    not those that a prefill worker still has.
 
     Submit runs in `pool`; Tokenize and Detokenize in `queries`, so that no request ever waits behind them. Of
     these bounds no tenant has more than its share while others use them too.
@@ -327,7 +328,8 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         if not self._isolation.admits(key, self._produced(), time.monotonic()):
             raise Unavailable("this worker is reserved for another request", retry_after=1.0)
         # Whose they are is counted only where they may be too many.
-        if message.attempt > 1 or self._streams.held < self._max_requests:
+        resumed = message.attempt > 1 and not message.resume.planned
+        if resumed or self._streams.held < self._max_requests:
             return
         if not has_share(message.tenant, self._streams.unfinished_of_tenants(), self._max_requests):
             raise Overloaded("too many requests wait for this worker", retry_after=1.0)

@@ -36,7 +36,7 @@ from triptych.pd_worker.item_limits import parse_item_limits
 from triptych.pd_worker.server import MAX_WAITING, EnginePort, PDServicer
 from triptych.pd_worker.turn_pool import TurnPool
 from triptych.protos import pd_pb2
-from triptych.registry.matching import ROW_WIDTH
+from triptych.registry.matching import PREFILL, ROLE, ROLES, ROW_WIDTH
 from triptych.registry.registry import StoreReach
 
 #: How often proxies get the engine's beat, in seconds.
@@ -169,7 +169,8 @@ class PDWorker:
         self._pool = TurnPool(inputs, INPUT_THREADS)
         queries = ThreadPoolExecutor(INPUT_THREADS, thread_name_prefix="query")
         self._queries = TurnPool(queries, INPUT_THREADS)
-        self.streams = EventStreams(self._cancel, texts=TokenTexts(model.tokenizer))
+        texts = TokenTexts(model.tokenizer)
+        self.streams = EventStreams(self._cancel, texts=texts, offers=config.role == PREFILL)
 
     def connect(
         self,
@@ -227,6 +228,7 @@ class PDWorker:
             "tensor_parallel": self._config.tensor_parallel,
             "metrics_port": metrics_port,
             ROW_WIDTH: self._model.decoder.row_width,
+            ROLE: ROLES.index(self._config.role),
             "task": TASKS.index(self._model.pooling.task),
             "items": sum(1 << ITEMS.index(each) for each in self._model.prompts.modalities),
         }

@@ -36,16 +36,18 @@ class ItemPlacement(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("prompt_token_ids", "placements", "output_token_ids", "text_sent_chars")
+    __slots__ = ("prompt_token_ids", "placements", "output_token_ids", "text_sent_chars", "planned")
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_SENT_CHARS_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_FIELD_NUMBER: _ClassVar[int]
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     placements: _containers.RepeatedCompositeFieldContainer[ItemPlacement]
     output_token_ids: _containers.RepeatedScalarFieldContainer[int]
     text_sent_chars: int
-    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[ItemPlacement, _Mapping]]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., text_sent_chars: _Optional[int] = ...) -> None: ...
+    planned: bool
+    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[ItemPlacement, _Mapping]]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., text_sent_chars: _Optional[int] = ..., planned: _Optional[bool] = ...) -> None: ...
 
 class SubmitRequest(_message.Message):
     __slots__ = ("request_id", "attempt", "proxy_id", "model_key", "timeout", "messages", "items", "sampling", "salt", "resume", "template", "prompt", "encoder_prompt", "transcription", "label", "traceparent", "tracestate", "pooling", "tenant")
@@ -304,7 +306,7 @@ class PDLoad(_message.Message):
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., cache_usage: _Optional[float] = ..., generated_tokens: _Optional[int] = ...) -> None: ...
 
 class RequestEvent(_message.Message):
-    __slots__ = ("request_id", "attempt", "admitted", "item_loaded", "item_missing", "tokens", "finished", "lost", "proxy_id")
+    __slots__ = ("request_id", "attempt", "admitted", "item_loaded", "item_missing", "tokens", "finished", "lost", "hand_over", "proxy_id")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -313,6 +315,7 @@ class RequestEvent(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    HAND_OVER_FIELD_NUMBER: _ClassVar[int]
     PROXY_ID_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
@@ -322,8 +325,9 @@ class RequestEvent(_message.Message):
     tokens: Tokens
     finished: Finished
     lost: Lost
+    hand_over: HandOver
     proxy_id: str
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., admitted: _Optional[_Union[Admitted, _Mapping]] = ..., item_loaded: _Optional[_Union[ItemLoaded, _Mapping]] = ..., item_missing: _Optional[_Union[ItemMissing, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., lost: _Optional[_Union[Lost, _Mapping]] = ..., proxy_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., admitted: _Optional[_Union[Admitted, _Mapping]] = ..., item_loaded: _Optional[_Union[ItemLoaded, _Mapping]] = ..., item_missing: _Optional[_Union[ItemMissing, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., lost: _Optional[_Union[Lost, _Mapping]] = ..., hand_over: _Optional[_Union[HandOver, _Mapping]] = ..., proxy_id: _Optional[str] = ...) -> None: ...
 
 class Admitted(_message.Message):
     __slots__ = ("prompt_token_ids", "placements", "encoder_prompt_token_ids", "timestamps", "reasoning", "tool_format", "frames")
@@ -422,5 +426,9 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., load_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., stop_sequence: _Optional[str] = ..., pooled: _Optional[bytes] = ..., work_seconds: _Optional[float] = ...) -> None: ...
 
 class Lost(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class HandOver(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -93,6 +93,16 @@ class RequestAdmission:
         self._clock = clock
         #: The proxy stops: no call is admitted any more.
         self.draining = False
+        #: The limits of calls that wait for a worker or for their media.
+        self._waits: set[asyncio.Timeout] = set()
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Whatever waits for a worker or for its media ends with Unavailable."""
+        self._stopped = self.draining = True
+        for limit in self._waits:
+            if not limit.expired():
+                limit.reschedule(asyncio.get_running_loop().time())
 
     def admit(self, call: ChatCall) -> tuple[ChatCall, Hold]:
         """The call in the form that its model takes, and the places of its answers, until they have ended.
@@ -128,12 +138,14 @@ class RequestAdmission:
         """Binds the call to a model, then fetches, splits and hashes it: once for all its choices."""
         first = choices.first
         try:
-            async with asyncio.timeout(first.deadline - self._clock()):
+            async with self._limited(first.deadline - self._clock()):
                 model = self._pool.resolve_model(first.call.model)
                 first.binding = await self._pool.bind(model, media=first.call.has_items)
                 started = self._clock()
                 first.split = await split(first.call, first.binding.namespace, self._media, self._videos)
         except TimeoutError:
+            if self._stopped:
+                raise Unavailable("this proxy is stopping", retry_after=RETRY_AFTER) from None
             if first.binding is not None:
                 raise DeadlineExceeded("the request's media did not arrive in its time") from None
             raise Unavailable("no encoder worker became available in time", retry_after=RETRY_AFTER) from None
@@ -147,6 +159,16 @@ class RequestAdmission:
             request.binding, request.split = first.binding, first.split
             request.sending = one_by_one
         return Fetched(params, self._clock() - started, tuple(titles.values()))
+
+    @asynccontextmanager
+    async def _limited(self, seconds: float) -> AsyncIterator[None]:
+        """TimeoutError after so many seconds, or when the proxy has stopped."""
+        async with asyncio.timeout(seconds) as limit:
+            self._waits.add(limit)
+            try:
+                yield
+            finally:
+                self._waits.discard(limit)
 
     def check_length(self, model: str, characters: int, param: str) -> None:
         """ContextTooLong for a text of more tokens than the model takes, however they are cut."""

@@ -27,6 +27,7 @@ from triptych.proxy.events import (
     JobEvent,
     RequestEvent,
     RequestFailed,
+    SuccessorBegun,
     WorkerEvent,
 )
 from triptych.proxy.media.loader import make_loader
@@ -73,6 +74,7 @@ class Dispatcher:
         draw_id: Callable[[], str] = draw_request_id,
         quotas: QuotaTable | None = None,
         videos: VideoSegments | None = None,
+        prefill_threshold: int = 0,
     ) -> None:
         self.quotas = quotas or QuotaTable(quota_specs(ProxyConfig(max_queue=max_queue)))
         #: What makes requests of clients' bytes, for both doors.
@@ -107,7 +109,13 @@ class Dispatcher:
         self._items = ItemSupply(store, self.jobs, self.backpressure, metrics, clock, skip_held_items, pool)
         self.admission = RequestAdmission(pool, self.backpressure, self._media, self.quotas, clock, videos)
         self._router = PDRouter(
-            pool, proxy_id, transport, self, clock, on_poison=metrics.poison.labels("request").inc
+            pool,
+            proxy_id,
+            transport,
+            self,
+            clock,
+            on_poison=metrics.poison.labels("request").inc,
+            prefill_threshold=prefill_threshold,
         )
         self._shortage = EncoderShortage(pool, self._requests, self, clock)
         self._store_wait = StoreWait(pool, self._requests, self, store_wait)
@@ -163,6 +171,7 @@ class Dispatcher:
         return self._pool.kind(self._pool.resolve_model(model))
 
     async def close(self) -> None:
+        self.admission.stop()
         for request in list(self._requests.values()):
             self.deliver(request.request_id, RequestFailed(Unavailable("the proxy is stopping")))
         self._shortage.close()
@@ -297,6 +306,12 @@ class Dispatcher:
             match order:
                 case do.Submit():
                     self._router.submit(request, order)
+                case do.HandOver():
+                    self._router.hand_over(request, order)
+                case do.TakeOver():
+                    self._router.take_over(request, order)
+                case do.KeepAttempt():
+                    self._router.keep(request)
                 case do.NotifyItems():
                     self._router.notify(request, order.mm_hashes)
                 case do.EndAttempt():
@@ -369,12 +384,18 @@ class Dispatcher:
         if request is None:
             return
         delta = request.lifecycle.tokens(attempt, position, token_ids, text)
+        if isinstance(delta, SuccessorBegun):
+            self.deliver(request_id, delta)
+            if request.lifecycle.attempt != attempt:
+                return
+            delta = request.lifecycle.tokens(attempt, position, token_ids, text)
         if not isinstance(delta, Delta):
             if delta is not None:
                 self.deliver(request_id, delta)
             return
         if logprobs:
-            delta = Delta(text, token_ids, logprobs)
+            new = logprobs[len(logprobs) - len(delta.token_ids) :]
+            delta = Delta(delta.text, delta.token_ids, new)
         if request.first_token is None and token_ids:
             request.first_token = self._clock()
             self.deliver(request.request_id, FirstToken())

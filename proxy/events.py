@@ -66,6 +66,19 @@ def lost(attempt: int) -> WorkerEvent:
     return WorkerEvent(attempt=attempt, lost=pd_pb2.Lost())
 
 
+class SuccessorSent(msgspec.Struct, frozen=True):
+    """A decode worker is sent the attempt that is to take over, with the output so far."""
+
+    attempt: int
+
+
+class SuccessorBegun(msgspec.Struct, frozen=True):
+    """That attempt has put out its first tokens, at this position of the output."""
+
+    attempt: int
+    position: int
+
+
 class FirstToken(msgspec.Struct, frozen=True):
     """The first token has come."""
 
@@ -110,6 +123,8 @@ RequestEvent = (
     | Fetched
     | EncodersGone
     | EncodersBack
+    | SuccessorSent
+    | SuccessorBegun
     | FirstToken
     | RequestFailed
     | ClientLeft

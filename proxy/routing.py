@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 from xxhash import xxh3_64_intdigest
 
 from triptych.base.hashing import rendezvous
+from triptych.registry.matching import BOTH, DECODE, PREFILL
 
 #: Workers that may be lost with the same work present; at the last of them it is alone.
 MAX_LOSSES = 3
@@ -17,6 +18,8 @@ MAX_LOSSES = 3
 CLEARING_TOKENS = 8
 K = TypeVar("K", bound=Hashable)
 
+#: Share of KV blocks in use above which a worker takes no request over.
+FULL = 0.9
 #: Share of a worker's sequences by which a prefix match may outweigh load.
 PREFIX_SLACK = 0.25
 
@@ -36,6 +39,16 @@ class PDLoad:
     address: str
     in_flight: int
     max_num_seqs: int
+    #: "prefill", "decode" or "both".
+    role: str = BOTH
+    #: Of it the worker says so: requests that wait for room there, and the share of its KV blocks in use.
+    waiting: int = 0
+    kv_usage: float = 0.0
+
+    @property
+    def has_place(self) -> bool:
+        """Whether one more request would begin there at once."""
+        return not self.waiting and self.in_flight < self.max_num_seqs and self.kv_usage < FULL
 
 
 def choose_encoder(encoders: Iterable[EncoderLoad], mm_hash: str, work: float) -> str | None:
@@ -47,6 +60,16 @@ def choose_encoder(encoders: Iterable[EncoderLoad], mm_hash: str, work: float) -
     min_work = min(load.work for load in loads)
     near = [load.address for load in loads if load.work <= min_work + work / 2]
     return max(near, key=lambda address: rendezvous(mm_hash, address))
+
+
+def role_for(*, begun: bool, prompt_tokens: int, threshold: int) -> str:
+    """The role for a request: decode where it has output, or a prompt shorter than the threshold."""
+    return DECODE if begun or prompt_tokens < threshold else PREFILL
+
+
+def of_role(workers: Sequence[PDLoad], role: str) -> Sequence[PDLoad]:
+    """The workers that take requests for `role`; all of them where none does."""
+    return [load for load in workers if load.role in (role, BOTH)] or workers
 
 
 class PrefixAffinity:

@@ -208,6 +208,7 @@ class ProxyProcess:
             flow_control=config.flow_control,
             skip_held_items=config.skip_held_items,
             store_wait=config.store_wait,
+            prefill_threshold=config.prefill_threshold,
             videos=VideoSplitter(self.pool, partial(self.pool.channel, "encoder")),
         )
         if self.live is not None:

@@ -13,7 +13,7 @@ from triptych.base.errors import RETRY_AFTER, InvalidRequest, NotFound, Unavaila
 from triptych.base.machine.worker_load import WorkerLoad
 from triptych.base.types import ITEMS, TASKS, WorkerInfo
 from triptych.proxy.call.validation import ModelKind
-from triptych.registry.matching import DIRECT, Mismatch, PDModels, described
+from triptych.registry.matching import DIRECT, Mismatch, PDModels, described, role_of
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,11 @@ class Worker:
     matched: bool = True
     #: Its report with its last answer; None from one of an earlier release.
     load: WorkerLoad | None = None
+
+    @property
+    def role(self) -> str:
+        """Of a PD worker: "both", "prefill" or "decode"."""
+        return role_of(self.info)
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import ParamSpec, TypeVar
 
+from triptych.store import keys
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -70,12 +71,15 @@ T = TypeVar("T")
 class StoreClient:
     """An event loop for transfers, and the store in it, which is connected at the first transfer.
 
-    The loop runs in a thread of its own, or is the `loop` given.
+    The loop runs in a thread of its own, or is the `loop` given. `kind` is the store's.
     """
 
-    def __init__(self, url: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
+    def __init__(
+        self, url: str, loop: asyncio.AbstractEventLoop | None = None, kind: str = keys.EMBEDDING
+    ) -> None:
         self.closed = False
         self._url = url
+        self._kind = kind
         self._store: EmbeddingStore | None = None
         self._connecting = asyncio.Lock()
         self._thread = LoopThread("ec-transfers", loop)
@@ -95,7 +99,7 @@ class StoreClient:
         """The connected store; StoreUnavailable when it does not answer."""
         async with self._connecting:
             if self._store is None:
-                self._store = await EmbeddingStore.connect(self._url)
+                self._store = await EmbeddingStore.connect(self._url, kind=self._kind)
             return self._store
 
     def close(self, first: Callable[[], Coroutine[object, object, None]] | None = None) -> None:

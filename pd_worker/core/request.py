@@ -84,6 +84,8 @@ class EngineRequest:
     output: TextOutput
     output_token_ids: list[int] = field(default_factory=list)
     resumed_tokens: int = 0
+    #: Its earlier attempt goes on, at a prefill worker, until this one has a token: it goes before nobody.
+    planned: bool = False
     unencoded: frozenset[str] = frozenset()
     #: Prompt tokens [start, end) that attend to one another, beside those of atomic placements.
     both_ways: tuple[tuple[int, int], ...] = ()
@@ -222,7 +224,7 @@ class RequestState:
     def __post_init__(self) -> None:
         request = self.request
         self.request_id = f"{request.proxy_id}/{request.request_id}/{request.attempt}"
-        self.order = (request.attempt == 1, request.arrival, self.request_id)
+        self.order = (request.attempt == 1 or request.planned, request.arrival, self.request_id)
         self.key, self.features, self.cross = request.key, request.features, request.cross
         self.tenant = request.tenant
         self.num_prompt_tokens = len(request.prompt_token_ids)

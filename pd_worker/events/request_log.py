@@ -114,6 +114,9 @@ class RequestLog:
         self._sent_texts = 0
         self._sent_admitted = False
         self._unsent_items: dict[str, None] = {}
+        #: Of a request that is offered to a decode worker.
+        self._offer: pd_pb2.RequestEvent | None = None
+        self._sent_offer = False
 
     @property
     def log_extra(self) -> dict[str, object]:
@@ -158,6 +161,13 @@ class RequestLog:
                 self.finished = event.finished
                 if (trace := self._end_trace()) is not None:
                     trace.finished(event.finished)
+
+    def offer(self) -> None:
+        """Offers the request to a decode worker, once: from its first token to its end."""
+        if self._offer is None and self.finished is None and self._token_ids:
+            self._offer = pd_pb2.RequestEvent(
+                request_id=self.request_id, attempt=self.attempt, hand_over=pd_pb2.HandOver()
+            )
 
     def removed(self) -> None:
         """The log is dropped: ends the trace of an attempt that has not finished."""
@@ -205,6 +215,9 @@ class RequestLog:
         self._unsent_items.clear()
         if self._sent_texts < len(self._texts):
             events.append(self._event(tokens=self._drain_tokens()))
+        if self._offer is not None and not self._sent_offer and self.finished is None:
+            self._sent_offer = True
+            events.append(self._offer)
         if not self.has_unsent:
             events.extend(self.drain_end(now))
         return events
@@ -216,6 +229,8 @@ class RequestLog:
         """
         first, last = self._sent_texts, len(self._texts)
         if self.finished is not None or self._unsent_items or self._logprobs or not self._sent_admitted:
+            return None
+        if self._offer is not None and not self._sent_offer:
             return None
         if first == last or last - first > _MAX_TEXTS:
             return None
@@ -251,7 +266,7 @@ class RequestLog:
         if at != position:
             return False
         self._sent_texts = index
-        self._sent_admitted = False
+        self._sent_admitted = self._sent_offer = False
         self._unsent_items = dict.fromkeys(self._items)
         self.finished_sent_at = None
         return True

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,47 +13,8 @@ from dataclasses import dataclass, field
 from triptych.base.errors import InternalError
 from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.events.request_log import AttemptTrace, RequestLog, TokenTexts
+from triptych.pd_worker.events.stream_message import StreamMessage
 from triptych.protos import pd_pb2
-
-
-class StreamMessage:
-    """A StepEvents whose tokens are lists: a message for each request's tokens costs ten times as much."""
-
-    def __init__(self) -> None:
-        self.events: list[pd_pb2.RequestEvent] = []
-        self._request_ids: list[str] = []
-        self._attempts: list[int] = []
-        self._positions: list[int] = []
-        self._texts: list[str] = []
-        self._token_ids: list[int] = []
-        self._counts: list[int] = []
-
-    def add_tokens(
-        self, request_id: str, attempt: int, position: int, token_ids: array[int], text: str
-    ) -> None:
-        """New output of one request, at most once for each."""
-        self._request_ids.append(request_id)
-        self._attempts.append(attempt)
-        self._positions.append(position)
-        self._texts.append(text)
-        self._token_ids += token_ids
-        self._counts.append(len(token_ids))
-
-    def to_proto(self, beat: pd_pb2.Beat | None) -> pd_pb2.StepEvents | None:
-        """The message; None where there is nothing to say."""
-        if not self._request_ids:
-            return pd_pb2.StepEvents(events=self.events, beat=beat) if self.events or beat else None
-        one_each = len(self._token_ids) == len(self._counts) and 0 not in self._counts
-        tokens = pd_pb2.StepTokens(
-            request_ids=self._request_ids,
-            attempts=self._attempts,
-            positions=self._positions,
-            texts=self._texts,
-            token_ids=self._token_ids,
-            counts=() if one_each else self._counts,
-        )
-        return pd_pb2.StepEvents(events=self.events, beat=beat, tokens=tokens)
-
 
 logger = logging.getLogger(__name__)
 
@@ -211,7 +172,7 @@ class EventStreams:
 
     Belongs to the event loop; only `emit` may be called from another thread. `cancel(request_ids, proxy_id)`
     ends requests in the engine: those of a proxy that does not reattach, or does not name them when it does.
-    `texts` are the vocabulary's, for log-probabilities.
+    `texts` are the vocabulary's, for log-probabilities. `offers`: this is a prefill worker.
     """
 
     def __init__(
@@ -219,8 +180,12 @@ class EventStreams:
         cancel: Callable[[Sequence[str], str], None],
         clock: Callable[[], float] = time.monotonic,
         texts: TokenTexts | None = None,
+        *,
+        offers: bool = False,
     ) -> None:
         self._texts = texts
+        #: Whether requests are offered to decode workers with their first tokens.
+        self.offers_at_first_token = offers
         self._cancel_in_engine = cancel
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -271,8 +236,25 @@ class EventStreams:
                 )
                 log.fail(InternalError("the request's output could not be sent"))
                 self._cancel_in_engine([event.request_id], event.proxy_id)
+            if self.offers_at_first_token:
+                log.offer()
             if proxy.stream is not None:
                 proxy.stream.add(log)
+
+    def offer(self, proxy_id: str, request_id: str, attempt: int) -> None:
+        """A decode worker may take the request over, if it has a token. See `call_offer`."""
+        proxy = self._proxies.get(proxy_id)
+        log = proxy.requests.get(request_id) if proxy else None
+        if proxy is None or log is None or log.attempt != attempt:
+            return
+        log.offer()
+        if proxy.stream is not None:
+            proxy.stream.add(log)
+
+    def call_offer(self, proxy_id: str, request_id: str, attempt: int) -> None:
+        """As `offer`, from any thread."""
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
+            self._loop.call_soon_threadsafe(self.offer, proxy_id, request_id, attempt)
 
     def open(
         self,

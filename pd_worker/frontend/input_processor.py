@@ -128,6 +128,7 @@ class InputProcessor:
             output=output,
             output_token_ids=received,
             resumed_tokens=len(received),
+            planned=resume is not None and resume.planned,
             grammar=self._mask(params, reasoning, phase, received, output),
             logits_rules=self._decoder.logits_rules(
                 self._defaults, {**options, "max_tokens": sampling.max_tokens}

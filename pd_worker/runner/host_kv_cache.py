@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
 
 import torch
 
@@ -11,6 +10,7 @@ from triptych.base.machine.device import Device
 from triptych.ec_connector.connectors.host_buffers import PinnedMemory
 from triptych.pd_worker.attention.metadata import PagedKVCache
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import BlockCopy
+from triptych.pd_worker.runner.block_rows import BlockRows
 
 #: Blocks that are gathered on the device at a time.
 _STAGED_BLOCKS = 16
@@ -27,25 +27,22 @@ class HostKVCache:
     def __init__(self, kv_cache: PagedKVCache, num_blocks: int) -> None:
         first = kv_cache.keys[0]
         device = first.device
-        self._parts = [pool.transpose(0, 1) for pool in kv_cache.pools]
-        #: Where each part's elements of a block begin, and the end of the last.
-        self._bounds = list(accumulate((part[0].numel() for part in self._parts), initial=0))
-        nbytes = num_blocks * self._bounds[-1] * first.element_size()
+        self._rows = BlockRows(kv_cache)
+        width = self._rows.width
+        nbytes = num_blocks * width * first.element_size()
         self._owner = Device.of(device)
         self._memory = PinnedMemory(nbytes, self._owner)
         #: [num_blocks, elements of the first pool's layers, then of the next one's]
-        self.blocks = self._memory.bytes.view(first.dtype).view(num_blocks, self._bounds[-1])
+        self.blocks = self._memory.bytes.view(first.dtype).view(num_blocks, width)
         staged = min(num_blocks, _STAGED_BLOCKS)
-        self._staging = torch.zeros((staged, self._bounds[-1]), dtype=first.dtype, device=device)
+        self._staging = torch.zeros((staged, width), dtype=first.dtype, device=device)
         self._stream = self._owner.copy_stream()
 
     def write(self, copies: Sequence[BlockCopy]) -> None:
         """KV blocks to host blocks."""
         with self._stream.after_model():
             for batch in self._batches(copies):
-                taken = self._owner.upload(torch.tensor([copy.source for copy in batch]))
-                for part, (begin, end) in zip(self._parts, pairwise(self._bounds), strict=True):
-                    self._staging[: len(batch), begin:end] = part.index_select(0, taken).flatten(1)
+                self._rows.gather([copy.source for copy in batch], self._staging)
                 for start, stop, block in _runs([copy.target for copy in batch]):
                     rows = self.blocks[block : block + stop - start]
                     rows.copy_(self._staging[start:stop], non_blocking=True)
@@ -58,11 +55,7 @@ class HostKVCache:
                 for start, stop, block in _runs([copy.source for copy in batch]):
                     rows = self.blocks[block : block + stop - start]
                     self._staging[start:stop].copy_(rows, non_blocking=True)
-                given = self._owner.upload(torch.tensor([copy.target for copy in batch]))
-                for part, (begin, end) in zip(self._parts, pairwise(self._bounds), strict=True):
-                    part.index_copy_(
-                        0, given, self._staging[: len(batch), begin:end].view(len(batch), *part.shape[1:])
-                    )
+                self._rows.scatter([copy.target for copy in batch], self._staging)
         self._stream.block_model()
         self.wait()
 

@@ -81,6 +81,11 @@ class ModelRunner(ECConnectorModelRunnerMixin):
         self._graphs = graphs
 
     @property
+    def states(self) -> StatePool | None:
+        """The states of recurrent layers; None without any."""
+        return self._states
+
+    @property
     def position_rows(self) -> int:
         return self._decoder.geometry.position_rows
 

@@ -34,6 +34,20 @@ class StatePool:
         """Snapshots to slots."""
         _copy(self._slots, self._slots, copies)
 
+    def read(self, slot: int) -> torch.Tensor:
+        """A slot's states, one after the other, as uint8 [bytes] on the device."""
+        return torch.cat(
+            [states[slot].contiguous().view(-1).view(torch.uint8) for states in self._slots.values()]
+        )
+
+    def write(self, slot: int, content: torch.Tensor) -> None:
+        """What `read` gave, from the same device."""
+        start = 0
+        for states in self._slots.values():
+            end = start + states[slot].numel() * states.element_size()
+            states[slot].copy_(content[start:end].clone().view(states.dtype).view(states[slot].shape))
+            start = end
+
     def begin(self, chunks: Sequence[ScheduledChunk]) -> RecurrentStates:
         """The states of these chunks: all of one token, or a single one. Those of first tokens are zeros."""
         for chunk in chunks:

@@ -210,6 +210,7 @@ class ClusterView:
                     kv_usage=None if load is None else round(load.kv_usage, 4),
                     cache_usage=None if load is None else round(load.cache_usage, 4),
                     tokens_per_second=0.0 if load is None else round(load.tokens_per_second, 1),
+                    role=worker.role,
                 )
             )
         return rows

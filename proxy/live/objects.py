@@ -61,7 +61,8 @@ class EncoderState(_WorkerRow, frozen=True):
 
 
 class PDWorkerState(_WorkerRow, frozen=True):
-    """One PD worker. `requests` are this proxy's; the rest is the worker's own report, None without one."""
+    """One PD worker. `requests` are this proxy's, `role` is "both", "prefill" or "decode"; the rest is the
+    worker's own report, None without one."""
 
     requests: int
     running: int | None
@@ -69,6 +70,7 @@ class PDWorkerState(_WorkerRow, frozen=True):
     kv_usage: float | None
     cache_usage: float | None
     tokens_per_second: float
+    role: str = "both"
 
 
 class PoolScaling(msgspec.Struct, frozen=True):

@@ -55,6 +55,7 @@ _SHOWN = _ITEMS | {
     events.Accepted,
     events.WorkerEvent,
     events.FirstToken,
+    do.TakeOver,
     do.EndAttempt,
 }
 
@@ -100,6 +101,8 @@ class RequestTimeline:
         match event:
             case do.Submit():
                 self.attempt, self.loaded = event.attempt, 0
+            case do.TakeOver():
+                self.attempt = event.attempt
             case events.Fetched():
                 self.items = len(event.params)
                 self._keys, self.titles = tuple(event.params)[:TIMED_ITEMS], event.titles[:TIMED_ITEMS]

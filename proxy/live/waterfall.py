@@ -125,6 +125,8 @@ class _Phases:
         self._admitted = False
         self._first_token: Moment | None = None
         self._finished = False
+        #: The present attempt goes on with the output, where another one was.
+        self._taken_over = False
 
     def add(self, moment: Moment) -> None:
         match moment.kind:
@@ -134,6 +136,7 @@ class _Phases:
                 self._begin(moment, "wait", PROXY, "for the sizes of items")
             case do.Submit:
                 self._lacking, self._admitted = min(self._items, TIMED_ITEMS), False
+                self._taken_over = False
                 self._begin(moment, "queue", PROXY, "for a PD worker")
             case events.Accepted if not self._admitted:
                 self._begin(moment, "queue", moment.where, "for memory")
@@ -147,6 +150,9 @@ class _Phases:
             case events.FirstToken:
                 self._first_token = moment
                 self._begin(moment, "decode", moment.where)
+            case do.TakeOver:
+                self._taken_over = True
+                self._begin(moment, "decode", moment.where, "taken over")
             case "finished":
                 self._finish(moment)
             case do.EndAttempt:
@@ -175,6 +181,9 @@ class _Phases:
     def _finish(self, moment: Moment) -> None:
         """The PD worker's own seconds part prefill from what was before it, and decode in later attempts."""
         prefill, decode = moment.spent
+        self._finished = True
+        if self._taken_over:
+            return  # it computed, and waited, while the other one was at work
         first = self._first_token
         same = first is not None and first.attempt == moment.attempt
         decoding = first.at if first is not None and same else moment.at - decode
@@ -189,7 +198,6 @@ class _Phases:
         ]
         self._begin(moment, "prefill", where, at=began)
         self._begin(moment, "decode", where, at=decoding)
-        self._finished = True
 
     def _over(self, moment: Moment) -> None:
         if self._finished:

@@ -6,6 +6,10 @@ from collections.abc import Iterable
 
 from triptych.base.errors import ContextTooLong
 from triptych.proxy.call.chat import ChatCall
+from triptych.proxy.call.prompt_length import characters_of
+
+#: Of a token of text, on average.
+CHARS_PER_TOKEN = 4
 
 
 def min_tokens(call: ChatCall, item_tokens: Iterable[int], prompt: int | None = None, sent: int = 0) -> int:
@@ -20,6 +24,14 @@ def min_tokens(call: ChatCall, item_tokens: Iterable[int], prompt: int | None = 
     if isinstance(call.prompt, tuple):
         return len(call.prompt) + output
     return sum(item_tokens) + output
+
+
+def prompt_tokens(call: ChatCall, item_tokens: Iterable[int]) -> int:
+    """About how many tokens the prompt has: only PD workers have the tokenizer."""
+    if isinstance(call.prompt, tuple):
+        return len(call.prompt)
+    characters = characters_of(call.messages) if call.prompt is None else len(call.prompt)
+    return characters // CHARS_PER_TOKEN + sum(item_tokens)
 
 
 def takes(max_model_len: int, tokens: int) -> bool:

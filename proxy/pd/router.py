@@ -16,22 +16,23 @@ from triptych.base.log import log_fields
 from triptych.protos import pd_pb2
 from triptych.protos.convert import error_from_proto
 from triptych.proxy.events import Accepted, Refused, RequestFailed, lost
+from triptych.proxy.pd.choice import PDChoice
 from triptych.proxy.pd.lengths import min_tokens, takes, too_long
 from triptych.proxy.pd.link import OUR_FAULT
 from triptych.proxy.pd.stall_watch import LOOK_SECONDS
+from triptych.proxy.pd.successors import Successors
 from triptych.proxy.pd.waiting import WaitingSubmits
 from triptych.proxy.pd.wire import submit_message
 from triptych.proxy.ports import Link, ProcessEnd, RequestEvents, Transport
-from triptych.proxy.requests.instructions import EndAttempt, Submit
+from triptych.proxy.requests.instructions import EndAttempt, HandOver, Submit, TakeOver
 from triptych.proxy.requests.request import InFlightRequest
-from triptych.proxy.routing import CLEARING_TOKENS, MAX_LOSSES, PDLoad, PrefixAffinity, Suspects, choose_pd
-from triptych.proxy.workers import KnownWorkers, Worker
+from triptych.proxy.routing import CLEARING_TOKENS, MAX_LOSSES, PrefixAffinity, Suspects
+from triptych.proxy.workers import KnownWorkers
 
 logger = logging.getLogger(__name__)
 
 #: How long a request keeps away from a worker that refused it, or failed to take it.
 BACK_OFF_SECONDS = 0.5
-DEFAULT_SEQS = 64
 #: In a worker's capacity: 1 where its KV cache keeps what items gave, else 0. A worker that does not say
 #: does not know of items that nobody encodes.
 KEEPS_ITEMS = "keeps_items"
@@ -49,6 +50,7 @@ class PDRouter:
         clock: Callable[[], float],
         *,
         on_poison: Callable[[], None] = lambda: None,
+        prefill_threshold: int = 0,
     ) -> None:
         self._on_poison = on_poison
         self._pool = pool
@@ -63,11 +65,16 @@ class PDRouter:
         #: Hand-overs under way, by request id.
         self._handing: dict[str, asyncio.Task[None]] = {}
         self._affinity = PrefixAffinity()
+        self._choice = PDChoice(
+            pool, self._links, self._affinity, lambda: self.suspects.apart, clock, prefill_threshold
+        )
+        self._successors = Successors(self._choose_successor, proxy_id, events, clock, self._spawn)
         self._tasks: set[asyncio.Task[None]] = set()
         self._pumping = False
         self._checking = asyncio.create_task(self._check_links(), name="stalls of PD workers")
 
     async def close(self) -> None:
+        self._successors.close()
         tasks = [*self._tasks, self._checking]
         for task in tasks:
             task.cancel()
@@ -126,7 +133,7 @@ class PDRouter:
     def known_prefixes(self, request: InFlightRequest) -> int:
         """How many prefixes of its chain the worker has had that would get the request now; 0 where that one
         does not keep what it computes."""
-        link = self._choose(request)
+        link = self._choice.choose(request)
         if link is None or not self._capacity(link).get(KEEPS_ITEMS, 0):
             return 0
         return self._affinity.depth(request.content.chain, link.address)
@@ -143,7 +150,7 @@ class PDRouter:
         known = None if machine.prompt_token_ids is None else len(machine.prompt_token_ids)
         tokens = min_tokens(request.call, items, known, len(machine.output_token_ids))
         request.min_tokens = max(request.min_tokens, tokens)
-        if not self._waiting and not self.suspects and (link := self._choose(request, open=True)):
+        if not self._waiting and not self.suspects and (link := self._choice.choose(request, open=True)):
             self._send(request, order, link)  # nobody is before it, and turns begin equal again
             return
         self._waiting.add(request, order)
@@ -159,9 +166,27 @@ class PDRouter:
         error = too_long(request.call, request.min_tokens, max(limits))
         self._events.deliver(request.request_id, Refused(order.attempt, error))
 
+    def hand_over(self, request: InFlightRequest, order: HandOver) -> None:
+        """Its prefill worker offers the request: a decode worker is to take it over."""
+        self._successors.place(request, order)
+
+    def keep(self, request: InFlightRequest) -> None:
+        """No decode worker takes it over any more."""
+        self._successors.drop(request)
+
+    def take_over(self, request: InFlightRequest, order: TakeOver) -> None:
+        """The decode worker's attempt is the request's now: the prefill worker frees it."""
+        self._successors.take(request, order)
+
+    def _choose_successor(self, request: InFlightRequest) -> Link | None:
+        """One that may have ended workers stays where it is."""
+        alone = request.request_id in self._alone or self.suspects.suspect(request.request_id)
+        return None if alone else self._choice.choose_successor(request)
+
     def withdraw(self, request: InFlightRequest) -> None:
         """The request has ended: it leaves the queue, and no worker keeps it."""
         self._waiting.discard(request.request_id)
+        self._successors.drop(request)
         self._stop_handing(request)
         self._alone.pop(request.request_id, None)
         self._cancel_stale(request, None)
@@ -176,15 +201,17 @@ class PDRouter:
             request.link.notify(mm_hashes, sources)
 
     def pause(self, request: InFlightRequest, paused: bool) -> None:
-        """Has the request's worker put out nothing for it, or go on."""
-        if request.link is not None:
-            request.link.pause(request.request_id, paused)
+        """Has the request's workers put out nothing for it, or go on."""
+        for link in (request.link, request.successor_link):
+            if link is not None:
+                link.pause(request.request_id, paused)
 
     def release(self, request: InFlightRequest, order: EndAttempt) -> None:
         """The request's attempt is over."""
         if order.back_off and request.link is not None:
             self._back_off(request, request.link)
         self._waiting.discard(request.request_id)
+        self._successors.drop(request)
         self._stop_handing(request)
         self._alone.pop(request.request_id, None)
         if self.suspects.retreat(request.request_id):
@@ -209,7 +236,7 @@ class PDRouter:
             with closing(self._waiting.in_turns(self._open_to)) as waiting:
                 for request, order in waiting:
                     suspect = self.suspects.suspect(request.request_id)
-                    if not suspect and (link := self._choose(request, open=True)):
+                    if not suspect and (link := self._choice.choose(request, open=True)):
                         self._waiting.hand_over(request)
                         self._send(request, order, link)
         finally:
@@ -243,7 +270,7 @@ class PDRouter:
 
     def _place(self, request: InFlightRequest, order: Submit) -> None:
         """Has a worker set apart for the suspect, unless another one is tried; it waits until then."""
-        loads = self._candidates(request)
+        loads = self._choice.candidates(request)
         address = self.suspects.place(request.request_id, request.bound.model_key, loads)
         if address is not None:
             self._spawn(self._run_alone(request, order, self._links[address]))
@@ -316,36 +343,6 @@ class PDRouter:
         )
         self._events.deliver(request.request_id, RequestFailed(InternalError(message)))
 
-    def _candidates(self, request: InFlightRequest) -> list[PDLoad]:
-        """Workers that can take it; with items only those that reach the store, where any does."""
-        if request.content.items and (able := self._able(request, self._pool.reaching("pd"))):
-            return able
-        return self._able(request, self._pool.well("pd"))
-
-    def _able(self, request: InFlightRequest, workers: Sequence[Worker]) -> list[PDLoad]:
-        loads = []
-        closed = request.refused_by | self.suspects.apart
-        for worker in workers:
-            info = worker.info
-            link = self._links.get(info.address)
-            if link is None or not link.attached or link.set_aside or info.address in closed:
-                continue
-            if not takes(info.capacity.get("max_model_len", 0), request.min_tokens):
-                continue
-            if info.model_key == request.bound.model_key:
-                seqs = max(info.capacity.get("max_num_seqs", DEFAULT_SEQS), 1)
-                loads.append(PDLoad(info.address, link.in_flight, seqs))
-        return loads
-
-    def _choose(self, request: InFlightRequest, *, open: bool = False) -> Link | None:
-        """The worker for the request; `open`: among those that may get one more now."""
-        loads = self._candidates(request)
-        if open:
-            tenant = request.call.tenant
-            loads = [load for load in loads if self._links[load.address].open_to(tenant)]
-        address = choose_pd(loads, request.content.chain, self._affinity)
-        return None if address is None else self._links[address]
-
     async def _hand_over(self, request: InFlightRequest, order: Submit, link: Link) -> None:
         machine = request.lifecycle
         if machine.attempt != order.attempt:
@@ -411,7 +408,7 @@ class PDRouter:
             self._events.deliver(request.request_id, Refused(order.attempt, error))
             return
         self._back_off(request, link)
-        if isinstance(error, Overloaded) and not order.resumes and not self._candidates(request):
+        if isinstance(error, Overloaded) and not order.resumes and not self._choice.candidates(request):
             self._events.deliver(request.request_id, Refused(order.attempt, error))
             return
         self._events.deliver(request.request_id, lost(order.attempt))

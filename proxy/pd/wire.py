@@ -46,9 +46,16 @@ def connect(channel: aio.Channel) -> PDStub:
 
 
 def submit_message(
-    request: InFlightRequest, proxy_id: str, timeout: float, *, keeps_items: bool = True
+    request: InFlightRequest,
+    proxy_id: str,
+    timeout: float,
+    *,
+    keeps_items: bool = True,
+    successor: int | None = None,
 ) -> pd_pb2.SubmitRequest:
     """Submit's message for the request's attempt; the worker gives it up after `timeout` seconds.
+
+    `successor`: that attempt instead, which is to take over.
 
     One that does not know of items that nobody encodes (`keeps_items` False) searches the store for them, and
     reports them missing then.
@@ -57,7 +64,7 @@ def submit_message(
     message = pd_pb2.SubmitRequest(
         request_id=request.request_id,
         label=call.label,
-        attempt=machine.attempt,
+        attempt=machine.attempt if successor is None else successor,
         proxy_id=proxy_id,
         model_key=request.bound.model_key,
         timeout=timeout,
@@ -82,6 +89,7 @@ def submit_message(
         message.traceparent, message.tracestate = headers.get(TRACEPARENT, ""), headers.get(TRACESTATE, "")
     if (resume := machine.resume) is not None:
         message.resume.CopyFrom(resume)
+        message.resume.planned = successor is not None
     return message
 
 

@@ -38,6 +38,29 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
+class HandOver:
+    """Submit the request to a decode worker as its next attempt, while the present one goes on. `behind`: it
+    has begun there, too far behind what has come meanwhile, and begins again."""
+
+    attempt: int
+    behind: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """The decode worker's attempt is the request's from now on; the prefill worker frees it. `lost`: that one
+    was lost before the decode worker had begun."""
+
+    attempt: int
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAttempt:
+    """No decode worker takes the request over any more: its worker keeps it."""
+
+
+@dataclass(frozen=True, slots=True)
 class TellJobs:
     """Tell the encoder jobs what the PD worker says: it has memory for all items, so that their jobs may run;
     it has an item, or found it missing, which frees the item's part of the share; or, `held`, it has one that
@@ -90,4 +113,6 @@ class Leave:
 
 #: Instructions about encoder jobs.
 JobInstruction = LookUpItems | StartJobs | TellJobs
-Instruction = JobInstruction | Submit | NotifyItems | EndAttempt | Emit | Fail | Leave
+#: Instructions about the hand-over of a request from a prefill to a decode worker.
+HandOverInstruction = HandOver | TakeOver | KeepAttempt
+Instruction = JobInstruction | HandOverInstruction | Submit | NotifyItems | EndAttempt | Emit | Fail | Leave

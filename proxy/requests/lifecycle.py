@@ -3,6 +3,9 @@
 begin -> (look up -> plan what is missing) -> submit -> admitted -> items ready, loaded -> tokens -> finished
                                                 ^--- attempt + 1 from what has been received ---|
 
+A prefill worker offers its request to a decode worker: that one gets the next attempt, the successor, while
+the present one goes on. With its first tokens it takes over.
+
 While no encoder worker serves what is missing, the request waits without an attempt. Its attributes change
 only through its events; everything else reads them.
 """
@@ -37,6 +40,8 @@ from triptych.proxy.events import (
     Refused,
     RequestEvent,
     RequestFailed,
+    SuccessorBegun,
+    SuccessorSent,
     WorkerEvent,
     lost,
     served,
@@ -52,9 +57,11 @@ from triptych.proxy.requests.instructions import (
     NotifyItems,
     StartJobs,
     Submit,
+    TakeOver,
     TellJobs,
 )
 from triptych.proxy.requests.request_item import EmbeddingStatus, RequestItem
+from triptych.proxy.requests.successor import Repeated, Successor
 
 #: An embedding that the store loses this often fails its request with 503.
 MAX_ITEM_LOSSES = 8
@@ -83,6 +90,11 @@ class Lifecycle:
     def __init__(self) -> None:
         self.phase = Phase.NEW
         self.attempt = 0
+        self._successor = Successor()
+        #: The attempt has taken over.
+        self._took_over = False
+        #: Of one that has, and is behind the output.
+        self._repeated: Repeated | None = None
         #: Its distinct items by key, in order of their first slots.
         self.items: dict[str, RequestItem] = {}
         self.timings = Timings()
@@ -94,6 +106,11 @@ class Lifecycle:
     @property
     def ended(self) -> bool:
         return self.phase is Phase.ENDED
+
+    @property
+    def successor(self) -> int | None:
+        """The attempt of the decode worker that is to take over; None where none is."""
+        return self._successor.attempt
 
     @property
     def lacks_items(self) -> bool:
@@ -143,9 +160,11 @@ class Lifecycle:
 
     def deliver(self, event: RequestEvent) -> Sequence[Instruction]:
         """What the event has the dispatcher do; nothing after the end, or of an attempt that is over."""
-        if self.ended or (isinstance(event, AttemptEvent) and event.attempt != self.attempt):
+        if self.ended:
             return ()
         if isinstance(event, AttemptEvent):
+            if event.attempt != self.attempt:
+                return self._successor.observe(event) if event.attempt == self.successor else ()
             return self._at_worker(event)
         match event:
             case Fetched():
@@ -164,6 +183,8 @@ class Lifecycle:
                 return self._looked_up(event)
             case JobEvent():
                 return self._of_job(self.items[event.mm_hash], event)
+            case SuccessorSent() | SuccessorBegun():
+                return self._hand_over(event) if event.attempt == self.successor else ()
             case FirstToken():
                 return ()
 
@@ -204,24 +225,65 @@ class Lifecycle:
                 return self._finished(event.finished) if served(event) else self._given_up(event.finished)
             case "lost":
                 return self._worker_lost()
+            case "hand_over" if self.phase is Phase.RUN:
+                return self._successor.offered()
         return ()
+
+    def _hand_over(self, event: SuccessorSent | SuccessorBegun) -> Sequence[Instruction]:
+        received = len(self.output_token_ids)
+        if isinstance(event, SuccessorSent):
+            self._successor.sent(received, self._text_chars)
+            return ()
+        return self._successor.begun(received - event.position) or self._take_over(event.attempt)
+
+    def _take_over(self, attempt: int, *, lost: bool = False) -> list[Instruction]:
+        """The successor's attempt is the request's, and goes on from what it was sent."""
+        successor, repeated = self._successor, self._successor.repeated
+        behind = repeated is not None and repeated.position < len(self.output_token_ids)
+        self.attempt, self._took_over, self._repeated = attempt, True, repeated if behind else None
+        self.phase = Phase.RUN if successor.taken else Phase.SUBMIT
+        successor.clear()
+        return [TakeOver(attempt, lost=lost)]
+
+    def _begin_attempt(self) -> None:
+        """A further attempt, of which there is no output yet; events of others are ignored from now on."""
+        self._successor.clear()
+        self._took_over, self._repeated = False, None
+        self.attempt = self._successor.draw()
 
     def tokens(
         self, attempt: int, position: int, token_ids: list[int], text: str
-    ) -> Delta | WorkerEvent | None:
+    ) -> Delta | WorkerEvent | SuccessorBegun | None:
         """New output as the Delta to send; frames seen before are dropped. A gap: the attempt is lost, which
-        is still to be delivered.
+        is still to be delivered, as is that the successor has begun, whose tokens are to come again then.
 
         Called for every token, so the plain case makes nothing but the Delta, which owns `token_ids` then.
         """
         if attempt != self.attempt or self.phase is Phase.ENDED:
-            return None
+            begins = attempt == self.successor and self.phase is not Phase.ENDED
+            return SuccessorBegun(attempt, position) if begins else None
         ids = self.output_token_ids
         if position != len(ids):
+            if self._repeated is not None:
+                return self._repeat(self._repeated, position, token_ids, text)
             return None if position + len(token_ids) <= len(ids) else lost(attempt)
         ids += token_ids
         self._text_chars += len(text)
         return Delta(text, token_ids)
+
+    def _repeat(
+        self, repeated: Repeated, position: int, token_ids: list[int], text: str
+    ) -> Delta | WorkerEvent | None:
+        """What is new in a frame of an attempt that has taken over and puts out again what is known."""
+        ids = self.output_token_ids
+        new = repeated.new_part(position, token_ids, text, ids, self._text_chars)
+        if new is None or repeated.position >= len(ids):
+            self._repeated = None
+        if new is None:
+            return lost(self.attempt)
+        ids += new[0]
+        self._text_chars += len(new[1])
+        return Delta(new[1], new[0]) if new[0] or new[1] else None
 
     def _begin(self, event: Fetched) -> Sequence[Instruction]:
         self.items = {key: RequestItem(key, param) for key, param in event.params.items()}
@@ -253,7 +315,7 @@ class Lifecycle:
         if not self.lacks_items or self.phase is Phase.WAIT:
             return ()
         self.phase = Phase.WAIT
-        self.attempt += 1  # events of the old one are ignored from now on
+        self._begin_attempt()
         return [EndAttempt(cancel=True, now=True)]
 
     def _job_failed(self, item: RequestItem, error: RequestError) -> list[Instruction]:
@@ -317,7 +379,9 @@ class Lifecycle:
         pause = 0.0 if item.losses == 1 else min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (item.losses - 2))
         return [TellJobs(event), StartJobs((key,), True, event.item_missing.damaged_digest, pause=pause)]
 
-    def _finished(self, end: Finished) -> list[Instruction]:
+    def _finished(self, end: Finished) -> Sequence[Instruction]:
+        if self._took_over and end.completion_tokens < len(self.output_token_ids):
+            return self._worker_lost()  # another output than the one that it repeats
         timings = self.timings
         timings.queue, timings.load = end.queue_seconds, end.load_seconds
         timings.prefill, timings.decode = end.prefill_seconds, end.decode_seconds
@@ -340,6 +404,8 @@ class Lifecycle:
         """The request goes on elsewhere."""
         if self.phase not in (Phase.SUBMIT, Phase.RUN):
             return ()
+        if self.successor is not None and self._successor.repeated is not None:
+            return self._take_over(self.successor, lost=True)
         return [EndAttempt(cancel=True, back_off=back_off), *self._submit()]
 
     def _deadline(self, event: DeadlinePassed) -> list[Instruction]:
@@ -358,7 +424,7 @@ class Lifecycle:
 
     def _submit(self) -> list[Instruction]:
         self.phase = Phase.SUBMIT
-        self.attempt += 1
+        self._begin_attempt()
         for item in self.items.values():
             item.begin_attempt()
         return [Submit(self.attempt, resumes=self.prompt_token_ids is not None)]

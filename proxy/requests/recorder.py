@@ -81,11 +81,14 @@ class Recorder:
         for order in instructions:
             if type(order) is Submit and order.attempt > 1:
                 self._metrics.resumes.labels("resume" if order.resumes else "resubmit").inc()
+            elif result := _hand_over_result(order):
+                self._metrics.hand_overs.labels(result).inc()
         if views := request.views:
-            now, address = self._clock(), request.pd_address
+            now, address, link = self._clock(), request.pd_address, request.successor_link
             for view in views:
                 for each in (event, *instructions):
-                    view.observe(each, now, address, request.lifecycle.items)
+                    where = link.address if link is not None and type(each) is do.TakeOver else address
+                    view.observe(each, now, where, request.lifecycle.items)
 
     def encoded(self, end: JobEvent) -> None:
         """An encoder job has ended with its item in the store."""
@@ -104,6 +107,18 @@ class Recorder:
             observer.closed(choices, failure)
 
 
+def _hand_over_result(order: Instruction) -> str:
+    """The label of an instruction about a hand-over; "" of any other one."""
+    match order:
+        case do.TakeOver(lost=after_loss):
+            return "after_loss" if after_loss else "taken"
+        case do.HandOver(behind=True):
+            return "behind"
+        case do.KeepAttempt():
+            return "kept"
+    return ""
+
+
 Event = Instruction | RequestEvent | events.Ended | events.CallEnded
 Items = Mapping[str, RequestItem]
 
@@ -112,7 +127,8 @@ class RequestView(Protocol):
     """A view of one request. It sees an event after the state machine, an instruction before it is done."""
 
     def observe(self, event: Event, at: float, address: str, items: Items) -> None:
-        """`at` is a moment of the proxy's clock, `address` that of the attempt's PD worker, `items` are the
+        """`at` is a moment of the proxy's clock, `address` that of the attempt's PD worker, of one that takes
+        over the new one's, `items` are the
         request's."""
 
 
@@ -175,6 +191,11 @@ class RequestTrace:
                 self._attempt = _OpenAttempt(self._begin("PD attempt", at, attributes), at, event.attempt)
             case events.Accepted():
                 self._accepted(event.attempt, at)
+            case do.TakeOver():
+                self._end_attempt("worker_lost" if event.lost else "")
+                attributes = {**self._names, **names.server(address), names.ATTEMPT: event.attempt}
+                span = self._begin("PD attempt", at, attributes)
+                self._attempt = _OpenAttempt(span, at, event.attempt, accepted=True)
             case do.EndAttempt():
                 self._leave_attempt(event, at, address)
             case do.Emit(output=Admitted()):

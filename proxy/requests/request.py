@@ -114,6 +114,8 @@ class InFlightRequest:
     split: SplitRequest | None = None
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     link: Link | None = None
+    #: The decode worker of the attempt that is to take over.
+    successor_link: Link | None = None
     #: The PD worker of an attempt that was given up; it may still hold the request.
     stale_link: Link | None = None
     #: PD workers that have just refused the request.

@@ -20,7 +20,7 @@ from triptych.proxy.encoders.loads import (
     PromptWork,
     WorkModel,
 )
-from triptych.proxy.pd.router import DEFAULT_SEQS
+from triptych.proxy.pd.choice import DEFAULT_SEQS
 from triptych.proxy.workers import KnownWorkers
 
 

@@ -25,10 +25,10 @@ TYPES = {
     "proxy/encoders/job.py": {"-": "PlanKey RunKey ItemSource EncoderSlot"},
     "proxy/requests/instructions.py": {
         JOB: "StartJobs TellJobs",
-        "-": "LookUpItems Submit NotifyItems EndAttempt Emit Fail Leave"},
+        "-": "LookUpItems Submit HandOver TakeOver KeepAttempt NotifyItems EndAttempt Emit Fail Leave"},
     "proxy/events.py": {
         "-": "Fetched LookedUp EncodersGone EncodersBack Accepted Refused FirstToken "
-             "RequestFailed ClientLeft DeadlinePassed Ended CallEnded"},
+             "RequestFailed ClientLeft DeadlinePassed Ended CallEnded SuccessorSent SuccessorBegun"},
     "pd_worker/core/request_events.py": {},
     "triptych/base/delta.py": {PD: "Delta"},
     "protos/pd.proto": {PD: "RequestEvent.body"},
@@ -51,7 +51,10 @@ CARRIERS = {
         +pd_worker/core/outputs.py:ScheduledChunk.state""",
 }
 #: Classes with plans, or their messages, that are not on the way from the encoder to the PD worker.
-BESIDE = "TowerItem EncodeJob EncoderJob ItemRecord LookedUp _CachedItem ItemUse CrossTable SwappedTable"
+BESIDE = (
+    "TowerItem EncodeJob EncoderJob ItemRecord LookedUp _CachedItem ItemUse CrossTable SwappedTable Group"
+    " SavedValue"
+)
 #: The calls that an item's plan makes in the proxy, from its message to the PD worker's Submit.
 CALLS = """encoders/encoder_client.py:EncodeStream.result encoders/job_runner.py:JobRunner._planned
     encoders/job_table.py:EncoderJobTable.planned encoders/job_table.py:EncoderJobTable._settle
@@ -59,7 +62,7 @@ CALLS = """encoders/encoder_client.py:EncodeStream.result encoders/job_runner.py
     dispatcher.py:Dispatcher.deliver requests/lifecycle.py:Lifecycle.deliver
     requests/lifecycle.py:Lifecycle._of_job requests/lifecycle.py:Lifecycle._submit
     requests/recorder.py:Recorder.record pd/router.py:PDRouter.submit pd/router.py:PDRouter.pump
-    pd/router.py:PDRouter._choose pd/router.py:PDRouter._send
+    pd/choice.py:PDChoice.choose pd/router.py:PDRouter._send
     pd/router.py:PDRouter._hand_over pd/link.py:PDLink.submit"""
 #: Types of fields that hold a plan.
 PLANS = re.compile(r"^(?!Callable).*\b(ItemPlan|EncodeEvent|ItemReady|ItemSlot)\b")

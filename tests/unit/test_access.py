@@ -9,6 +9,7 @@ import pytest
 
 from triptych.apps.access import (
     EMBEDDINGS,
+    KV_BLOCKS,
     OPTIONAL_ROLES,
     ROLES,
     Use,
@@ -60,6 +61,19 @@ def test_only_encoders_write_and_only_pd_workers_read_embeddings_and_vllm_does_b
         "encoder": {"getrange", "expire", "set", "unlink", "exists"},
         "pd": {"getrange", "expire", "get"},
         "vllm": {"getrange", "expire", "get", "set", "unlink"},
+    }
+
+
+def test_only_pd_workers_reach_kv_blocks() -> None:
+    may = {
+        role: {command for command, key in grants_of(role) if key == KV_BLOCKS} - {"eval"}
+        for role in ALL_ROLES
+    }
+    assert may == {
+        "proxy": set(),
+        "encoder": set(),
+        "pd": {"getrange", "expire", "get", "set", "unlink"},
+        "vllm": set(),
     }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from triptych.registry import leases, minute_counts, registry, scaling
-from triptych.store import control, keys, shares
+from triptych.store import control, keys, kv_budget, shares
 
 #: A command of a script, and the number of its key where that is a plain KEYS[n].
 _CALL = re.compile(r"redis\.p?call\('(\w+)'(?:,\s*KEYS\[(\d+)\])?(,)?")
@@ -18,6 +18,7 @@ Grant = tuple[str, str]
 
 #: Every value and its parts.
 EMBEDDINGS = keys.EMBEDDING + "*"
+KV_BLOCKS = keys.KV + "*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,10 @@ def _on_embeddings(command: str) -> Use:
     return Use((EMBEDDINGS,), command)
 
 
+def _on_kv_blocks(command: str) -> Use:
+    return Use((KV_BLOCKS,), command)
+
+
 #: What only a Redis Cluster is asked.
 IN_CLUSTERS = (Use(command="cluster|slots"), Use(command="asking"))
 _CONNECT = (Use(command="ping"), Use(command="info"), Use(command="select"), *IN_CLUSTERS)
@@ -54,6 +59,7 @@ _REGISTRATION = (
 )
 
 _USAGE = keys.usage("*", "*", "*")
+_KV_USAGE = keys.kv_usage("*", "*")
 
 #: Each role's uses of the store.
 ROLES: dict[str, tuple[Use, ...]] = {
@@ -97,6 +103,15 @@ ROLES: dict[str, tuple[Use, ...]] = {
         _LOOK_UP,
         _on_embeddings("get"),
         _on_embeddings("getrange"),
+        # Of KV blocks, with --share-prefixes.
+        _script(control.LOOK_UP, KV_BLOCKS),
+        *map(_on_kv_blocks, ("get", "getrange", "set")),
+        _script(control.DROP_DAMAGED, KV_BLOCKS),
+        _script(control.DELETE_PARTS, KV_BLOCKS),
+        _script(shares.DELETE, KV_BLOCKS),
+        _script(kv_budget.COUNT_KV, *_KV_USAGE),
+        _script(kv_budget.GIVE_UP_KV, *_KV_USAGE),
+        _script(kv_budget.TOUCH_KV, _KV_USAGE[1]),
     ),
 }
 

@@ -147,6 +147,28 @@ class PDMetrics(_Metrics):
     encoder_cache_references = _gauge("triptych_pd_encoder_cache_references", "references to embeddings")
     reserved_bytes = _gauge("triptych_pd_reserved_bytes", "bytes reserved for admitted requests' items")
 
+    shared_kv_looked_up = _counter(
+        "triptych_pd_shared_kv_looked_up_tokens", "tokens whose KV blocks were looked for in the store"
+    )
+    shared_kv_loaded = _counter(
+        "triptych_pd_shared_kv_loaded_tokens",
+        "tokens whose KV blocks came from the store; others are computed",
+    )
+    shared_kv_saved = _counter(
+        "triptych_pd_shared_kv_saved_tokens",
+        "prompt tokens whose KV blocks this worker has put into the store",
+    )
+    shared_kv_dropped = _counter(
+        "triptych_pd_shared_kv_dropped_tokens",
+        "prompt tokens whose KV blocks were not saved for lack of room",
+    )
+    shared_kv_loaded_bytes = _counter("triptych_pd_shared_kv_loaded_bytes", "bytes of loaded KV blocks")
+    shared_kv_saved_bytes = _counter("triptych_pd_shared_kv_saved_bytes", "bytes of saved KV blocks")
+    shared_kv_late = _counter(
+        "triptych_pd_shared_kv_late", "requests that went on without all of their blocks: these took too long"
+    )
+    shared_kv_wait = _histogram("triptych_pd_shared_kv_wait_seconds", "a request's wait for KV blocks")
+
     ec_load_seconds = _histogram("triptych_ec_load_seconds", "one load of an embedding")
     ec_load_bytes = _counter("triptych_ec_load_bytes", "bytes of loaded embeddings")
     ec_loads = _counter("triptych_ec_loads", "loads by path: shm, peer or store", "path")
@@ -235,6 +257,9 @@ class ProxyMetrics(_Metrics):
         "result",
     )
     resumes = _counter("triptych_resumes", "requests taken up by another attempt", "reason")
+    hand_overs = _counter(
+        "triptych_hand_overs", "requests that prefill workers have offered to decode workers", "result"
+    )
     re_encodes = _counter("triptych_re_encodes", "items encoded again for admitted requests")
     published_bytes = _gauge("triptych_published_bytes", "bytes published in the store and not yet loaded")
     waiting_items = _gauge("triptych_waiting_items", "items and first requests that wait for an encoder")

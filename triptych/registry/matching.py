@@ -18,10 +18,20 @@ ROW_WIDTH = "row_width"
 DIRECT = "direct"
 #: In a PD worker's capacity: 1 where it loads a request's embeddings once all of them are stored.
 WHOLE_REQUESTS = "whole_requests"
+#: In a PD worker's capacity: its role, by its place in ROLES; one that does not say has both.
+ROLE = "role"
+#: `prefill` workers offer requests, once their prompts are computed, to `decode` workers.
+ROLES = (BOTH, PREFILL, DECODE) = ("both", "prefill", "decode")
 #: The reasons of a Mismatch, which are labels of a metric.
 MISMATCHES = ("model", "model_key", "modality", "row_width", "namespace")
 _SHOWN = 12
 _MAX_NAMED = 4
+
+
+def role_of(info: WorkerInfo) -> str:
+    """The role of a PD worker; "both" of one of another release that names none, or one not known here."""
+    place = info.capacity.get(ROLE, 0)
+    return ROLES[place] if 0 <= place < len(ROLES) else BOTH
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,10 +51,12 @@ _INLINE_BYTES = 1 << 20
 class EmbeddingStore:
     """The client of the store, for one event loop. Created by `connect`.
 
-    `control` is its client for small commands. Methods raise StoreUnavailable when the store is down.
+    `control` is its client for small commands, `kind` the word before its values' keys. Methods raise
+    StoreUnavailable when the store is down.
     """
 
-    def __init__(self, location: StoreLocation, timeout: float) -> None:
+    def __init__(self, location: StoreLocation, timeout: float, kind: str = keys.EMBEDDING) -> None:
+        self._kind = kind
         self.topology = build_topology(location, timeout)
         self.label = self.topology.label
         self.control = self.topology.control
@@ -62,12 +64,12 @@ class EmbeddingStore:
         self._clock = ServerClock()
 
     @classmethod
-    async def connect(cls, url: str, *, timeout: float = 5.0) -> EmbeddingStore:
+    async def connect(cls, url: str, *, timeout: float = 5.0, kind: str = keys.EMBEDDING) -> EmbeddingStore:
         """The store at the URL of --store; StoreUnavailable if it does not answer.
 
         `timeout` seconds bound every later command too. ConfigError for another URL.
         """
-        store = cls(parse_store(url), timeout)
+        store = cls(parse_store(url), timeout, kind)
         try:
             await store.topology.connect()
             await store._warn_of_policy()
@@ -90,6 +92,9 @@ class EmbeddingStore:
                 memory.policy,
                 POLICY,
             )
+
+    def _key(self, mm_hash: str) -> str:
+        return keys.embedding(mm_hash, self._kind)
 
     async def close(self) -> None:
         """Closes all connections."""
@@ -114,7 +119,7 @@ class EmbeddingStore:
             return []
         grace = int(keys.PART_GRACE)
         heads = await self.control.execute_all(
-            [("EVAL", control.LOOK_UP, 1, keys.embedding(mm_hash), grace) for mm_hash, _ in keys_]
+            [("EVAL", control.LOOK_UP, 1, self._key(mm_hash), grace) for mm_hash, _ in keys_]
         )
         plans: list[ItemPlan | None] = []
         for (mm_hash, namespace), raw in zip(keys_, heads, strict=True):
@@ -140,7 +145,7 @@ class EmbeddingStore:
         `head` is the value's, from `codec.encode_head`, where the caller has made it already.
         InvalidRequest when the plan does not fit body or header, StoreFull and StoreUnavailable else.
         """
-        key = keys.embedding(plan.mm_hash)
+        key = self._key(plan.mm_hash)
         await self.shares.take(tenant, plan.mm_hash, plan.nbytes, ttl)
         body = memoryview(body).cast("B") if len(body) else memoryview(b"")
         head = head or await _off_loop(len(body), lambda: codec.encode_head(plan, body, ttl=ttl))
@@ -150,7 +155,7 @@ class EmbeddingStore:
         )
         milliseconds = int(ttl * 1000)
         value: list[Buffer] = [head, body]
-        parts = _parts_of(plan.mm_hash, write_id, body)
+        parts = self._parts_of(plan.mm_hash, write_id, body)
         if parts:
             value = [head]
             for name, piece in parts:
@@ -161,6 +166,13 @@ class EmbeddingStore:
             return SaveResult.REPLACED if dropped else SaveResult.STORED
         await self.control.execute_all([("EVAL", control.LOOK_UP, 1, key, int(keys.PART_GRACE))])
         return SaveResult.ALREADY
+
+    def _parts_of(self, mm_hash: str, write_id: str, body: memoryview) -> list[tuple[str, memoryview]]:
+        size = codec.PART_BYTES
+        return [
+            (keys.part(mm_hash, write_id, index, self._kind), body[index * size : (index + 1) * size])
+            for index in range(codec.part_count(len(body)))
+        ]
 
     async def _delete_parts(self, key: str, write_id: str, parts: Sequence[tuple[str, memoryview]]) -> bool:
         """Deletes the parts of a write unless its own header is stored; whether they were deleted."""
@@ -191,7 +203,7 @@ class EmbeddingStore:
         `into` may be called again after a broken connection. A value that is absent, damaged, or of another
         plan is Missing, never an exception; StoreUnavailable when the store is down.
         """
-        key = keys.embedding(plan.mm_hash)
+        key = self._key(plan.mm_hash)
         split = codec.part_count(plan.nbytes) > 0
         max_bytes = codec.HEAD_BYTES + (0 if split else plan.nbytes)
         arriving: list[ArrivingValue] = []
@@ -223,7 +235,7 @@ class EmbeddingStore:
             piece = ScatterBuffer(list(body.between(start, start + codec.PART_BYTES)))
             try:
                 part = await self._get(
-                    keys.part(plan.mm_hash, head.write_id, index), len(piece), _exactly(piece)
+                    keys.part(plan.mm_hash, head.write_id, index, self._kind), len(piece), _exactly(piece)
                 )
             except (ValueTooLarge, BulkRefused) as error:
                 return Missing(f"a part is damaged: {error}", digest)
@@ -278,7 +290,7 @@ class EmbeddingStore:
 
         For readers that cannot have the item encoded again themselves. StoreUnavailable.
         """
-        await self.control.script(control.DROP_DAMAGED, [keys.embedding(mm_hash)], damaged_digest)
+        await self.control.script(control.DROP_DAMAGED, [self._key(mm_hash)], damaged_digest)
 
     async def memory(self) -> StoreMemory:
         """The byte budget of all servers. StoreUnavailable when one does not report it."""
@@ -314,14 +326,6 @@ def _fitting(plan: ItemPlan, head: Head | Damage) -> Head | Damage:
         )
         return Damage("stored with another shape, dtype or grid than planned")
     return head
-
-
-def _parts_of(mm_hash: str, write_id: str, body: memoryview) -> list[tuple[str, memoryview]]:
-    size = codec.PART_BYTES
-    return [
-        (keys.part(mm_hash, write_id, index), body[index * size : (index + 1) * size])
-        for index in range(codec.part_count(len(body)))
-    ]
 
 
 def _exactly(piece: ScatterBuffer) -> Into:

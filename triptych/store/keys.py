@@ -11,6 +11,9 @@ from triptych.base.hashing import check_mm_hash
 
 #: One value per item. Has a TTL: the server's volatile-lru evicts only what has one.
 EMBEDDING = "ec:"
+#: One value per group of KV blocks, in the form of an embedding's; users of the store may have the right to
+#: write these and not those.
+KV = "kv:"
 #: One hash of the items in a tower, field mm_hash. No TTL: keys with a TTL are evicted before it ends.
 LEASES = "{leases}:owners"
 #: When each lease ends, in ms of the server's clock: a sorted set, so that the dead are found without a scan.
@@ -41,14 +44,14 @@ PART_GRACE = 120.0
 DEAD_AFTER = 600.0
 
 
-def embedding(mm_hash: str) -> str:
-    """The item's value; InvalidRequest when `mm_hash` is not 64 hex characters."""
-    return f"{EMBEDDING}{{{check_mm_hash(mm_hash)}}}"
+def embedding(mm_hash: str, kind: str = EMBEDDING) -> str:
+    """The item's value, or the KV blocks'; InvalidRequest when `mm_hash` is not 64 hex characters."""
+    return f"{kind}{{{check_mm_hash(mm_hash)}}}"
 
 
-def part(mm_hash: str, write_id: str, index: int) -> str:
+def part(mm_hash: str, write_id: str, index: int, kind: str = EMBEDDING) -> str:
     """Part `index` of a value over 64 MiB, named by the write so that two writers never mix."""
-    return f"{embedding(mm_hash)}:{write_id}:{index}"
+    return f"{embedding(mm_hash, kind)}:{write_id}:{index}"
 
 
 def same_rows(content: str) -> str:
@@ -71,3 +74,8 @@ def usage(shard: str, tenant: str, kind: str) -> tuple[str, str]:
     last save, a sorted set that outlives them a little.
     """
     return f"{{usage:{shard}}}:bytes", f"{{usage:{shard}}}:items:{tenant}:{kind}"
+
+
+def kv_usage(shard: str, tenant: str) -> tuple[str, str]:
+    """As `usage`, of KV blocks: they have a part of the server's memory, whose tenants have shares in it."""
+    return f"{{usage:{shard}}}:kv:bytes", f"{{usage:{shard}}}:kv:items:{tenant}"

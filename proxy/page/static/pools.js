@@ -99,7 +99,8 @@ function encoderLines(worker) {
 
 function pdLines(worker) {
   const waiting = worker.waiting ? `, ${count(worker.waiting)} waiting` : "";
-  const texts = [`${count(worker.running ?? worker.requests)} running${waiting}`, `cache ${percent(worker.cache_usage)}`, `${rate(worker.tokens_per_second)} tok/s`, memory(worker)];
+  const role = worker.role === "both" ? "" : worker.role;
+  const texts = [role, `${count(worker.running ?? worker.requests)} running${waiting}`, `cache ${percent(worker.cache_usage)}`, `${rate(worker.tokens_per_second)} tok/s`, memory(worker)];
   return { meters: [...measured(worker), ["KV", worker.kv_usage]], texts };
 }
 

@@ -106,7 +106,7 @@ function facts(worker) {
     return [...common, ["Jobs", count(worker.jobs)], ["Work left", seconds(worker.work_seconds)], ["Done", count(worker.done)],
       ["An item takes", worker.encode_ms === null ? "–" : seconds(worker.encode_ms / 1000)]];
   }
-  return [...common, ["Requests of this proxy", count(worker.requests)], ["Running", count(worker.running)], ["Waiting", count(worker.waiting)],
+  return [...common, ["Role", worker.role ?? "both"], ["Requests of this proxy", count(worker.requests)], ["Running", count(worker.running)], ["Waiting", count(worker.waiting)],
     ["KV cache", percent(worker.kv_usage)], ["Encoder cache", percent(worker.cache_usage)], ["Output", `${rate(worker.tokens_per_second)} tokens/s`]];
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import re
 import socket
 import threading
@@ -44,6 +45,7 @@ from triptych.store import codec, keys
 from triptych.store.bulk import Loaded, Missing, SaveResult
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
+from triptych.store.kv_budget import COUNT_KV, KVBudget
 from triptych.store.shares import Memory, StoreShares
 from triptych.store.sockets import command
 from triptych.store.topology.cluster import slot_of
@@ -122,6 +124,11 @@ async def use_as_pd(url: str) -> None:
     """What a PD worker does."""
     async with _connected(url) as store:
         await _pd_uses(store)
+    blocks = await EmbeddingStore.connect(url, kind=keys.KV)
+    try:
+        await _shares_kv(blocks)
+    finally:
+        await blocks.close()
 
 
 async def _pd_uses(store: EmbeddingStore) -> None:
@@ -138,6 +145,32 @@ async def _pd_uses(store: EmbeddingStore) -> None:
     # In front of vLLM.
     whole = make_plan("whole", rows=45)
     assert await store.look_up([(whole.mm_hash, NAMESPACE)]) == [whole]
+
+
+async def _shares_kv(store: EmbeddingStore) -> None:
+    """Saves and loads of KV blocks, for which the store has little room."""
+    plans = [make_plan(f"blocks {n}", rows=90) for n in range(16)]
+    shards = [await store.topology.shard_of(keys.embedding(plan.mm_hash, keys.KV)) for plan in plans]
+    plans = [plan for plan, shard in zip(plans, shards, strict=True) if shard == shards[0]]
+    budget = KVBudget(store.topology, store.control, 0.0)
+    limit = await budget._limit(shards[0], keys.embedding(plans[0].mm_hash, keys.KV))
+    budget._share = 2.5 * plans[0].nbytes / limit
+    for plan in plans:
+        assert await budget.take("a" * 16, plan.mm_hash, plan.nbytes, 60)
+        assert await store.save(plan, make_body(plan), ttl=60) is SaveResult.STORED
+        assert await store.save(plan, make_body(plan), ttl=60) is SaveResult.ALREADY
+    assert budget.deleted
+    last = plans[-1]
+    assert await store.look_up([(last.mm_hash, NAMESPACE)]) == [last]
+    await budget.touch("a" * 16, [(last.mm_hash, last.nbytes)])
+    assert isinstance(await store.load(last, fresh_buffer), Loaded)
+    found = await store.load(dataclasses.replace(last, rows=1, width=1, length=1), fresh_buffer)
+    assert isinstance(found, Missing)
+    await store.drop_damaged(last.mm_hash, found.damaged_digest)
+    # A tenant whose index has ended with its values.
+    usage = keys.kv_usage(shards[0], "b" * 16)
+    await store.control.script(COUNT_KV, usage, "b" * 16, "x:1000000", 100, 0)
+    assert await budget.take("a" * 16, last.mm_hash, last.nbytes, 60)
 
 
 async def use_as_proxy(url: str) -> None:
@@ -237,7 +270,7 @@ class CommandRecord:
             self.asked |= {(name, key) for key in words[3 : 3 + int(words[2])]}
         else:
             # ZADD, GET, HSET and their like have one key, the first word.
-            touches = len(words) > 1 and words[1].startswith((keys.EMBEDDING, "{"))
+            touches = len(words) > 1 and words[1].startswith((keys.EMBEDDING, keys.KV, "{"))
             self.asked.add((name, words[1] if touches else ""))
 
 
@@ -301,6 +334,7 @@ async def test_every_role_runs_all_that_it_is_allowed_and_nothing_beside(server:
 REFUSED = {
     "pd": [
         ("SET", EMBEDDING, "forged"),
+        ("ZADD", keys.usage("0", "a", "embedding")[1], "1", "forged"),
         ("UNLINK", EMBEDDING),
         ("EVAL", "return redis.call('UNLINK', KEYS[1])", "1", EMBEDDING),
         ("EVAL", "return redis.call('SET', ARGV[1], 'forged')", "0", EMBEDDING),
@@ -319,6 +353,7 @@ REFUSED = {
         ("HSET", keys.DECISIONS, "encoder", "x"),
         ("SET", keys.EPOCH, "forged"),
         ("SET", "other", "x"),
+        ("SET", keys.embedding(make_plan("whole").mm_hash, keys.KV), "forged"),
     ],
     "vllm": [
         ("HGETALL", keys.LEASES),

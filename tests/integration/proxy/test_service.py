@@ -15,10 +15,10 @@ import aiohttp
 import grpc
 import pytest
 from grpc import aio
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, InternalServerError
 
 from support.fakes.fake_pd import FakePD
-from support.fakes.fake_workers import TOKEN, whole_text
+from support.fakes.fake_workers import TOKEN, picture, user, whole_text
 from support.probing import probe
 from support.processes.cluster import free_port
 from support.waiting import until
@@ -112,6 +112,25 @@ async def test_the_service_serves_until_sigterm_and_finishes_what_is_in_flight(s
     lines = [record.getMessage() for record in told.records if "status 200" in record.getMessage()]
     assert len(lines) == 1
     assert "model demo, 3 prompt tokens, 6 completion tokens, 0 items" in lines[0]
+
+
+async def test_a_request_that_waits_for_an_encoder_is_answered_at_the_end_of_the_drain(
+    store: EmbeddingStore, store_url: str, told: pytest.LogCaptureFixture
+) -> None:
+    question = QUESTION | {"messages": user("x", picture("p"))}
+    async with running_service(store, store_url, drain_timeout=0.2) as proxy:
+        await proxy.knows_the_worker()
+        async with openai_client(proxy.port) as client:
+            asked = asyncio.create_task(client.chat.completions.create(**question))
+            metrics = f"http://127.0.0.1:{proxy.port}/metrics"
+            async with asyncio.timeout(20):
+                while "\ntriptych_requests_in_flight 1.0" not in (await client._client.get(metrics)).text:
+                    await asyncio.sleep(0.05)
+            terminate()
+            with pytest.raises(InternalServerError, match="stopping") as failed:
+                await asked
+            assert failed.value.status_code == 503
+    assert "Cancel 1 running task" not in told.text
 
 
 async def test_the_line_of_a_request_that_names_no_model_names_the_one_that_served_it(store, store_url, told):

@@ -249,7 +249,12 @@ def engine_cell(
     transfers = None
     if connector is not None:
         transfers = ECTransferConfig(
-            connector, url, device=config.device, host_buffer_bytes=config.embedding_memory, store=store
+            connector,
+            url,
+            model_key=str(checkpoint.path),
+            device=config.device,
+            host_buffer_bytes=config.embedding_memory,
+            store=store,
         )
     metrics = PDMetrics(MODEL_NAME)
     cell: EngineCell

@@ -371,6 +371,8 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
             self.emit(held, tokens=tokens)
             if self.repeat_frames:
                 self.emit(held, tokens=tokens)
+            if self.role == "prefill" and index == len(submit.resume.output_token_ids):
+                self.emit(held, hand_over=pd_pb2.HandOver())
             await asyncio.sleep(self.pace)
         finished = pd_pb2.Finished(
             reason="stop" if script is not None and count == len(script) else "length",

@@ -16,7 +16,7 @@ from triptych.base.rpc.internal_token import InternalToken
 from triptych.base.rpc.tls.certificates import Certificates
 from triptych.base.types import WorkerInfo
 from triptych.base.worker_process import HealthServicer
-from triptych.registry.matching import WHOLE_REQUESTS
+from triptych.registry.matching import ROLE, ROLES, WHOLE_REQUESTS
 
 TOKEN = "internal-token-of-the-fakes"
 MODEL = "demo"
@@ -97,6 +97,8 @@ class FakeWorker:
     keeps_items: bool | None = None
     #: Whether a PD worker loads a request's items once all of them are stored.
     whole_requests = False
+    #: Of a PD worker; "": it is an older one that does not say.
+    role = ""
 
     def __init__(self) -> None:
         self.port = 0
@@ -130,6 +132,8 @@ class FakeWorker:
             capacity["keeps_items"] = int(self.keeps_items)
         if self.whole_requests:
             capacity[WHOLE_REQUESTS] = 1
+        if self.role:
+            capacity[ROLE] = ROLES.index(self.role)
         if self.row_width:
             capacity["row_width"] = self.row_width
         incarnation = f"i{self.incarnation}"

@@ -73,6 +73,7 @@ CHOICES: Mapping[str, list[Values]] = {
         {},
         {"proxy": {"trustedProxies": ["10.9.0.0/16", "10.8.0.0/16"], "proxyProtocol": True}},
         {"proxy": {"trustedProxies": ["10.9.0.0/16"], "unknownFields": "reject", "storeWait": 0.5}},
+        {"proxy": {"prefillThreshold": 0}},
     ],
     "proxy.allowedHosts": [{}, {"proxy": {"allowedHosts": ["gateway.example", "10.0.0.1"]}}],
     "proxy.preStopSeconds": [{}, {"proxy": {"preStopSeconds": 0}}, {"proxy": {"preStopSeconds": 40}}],
@@ -112,6 +113,7 @@ CHOICES: Mapping[str, list[Values]] = {
     "pd.engine": [{}, VLLM, {**VLLM, "pd": _ENGINE | {"vllm": _SERVER | {"cacheClaim": "compiled"}}}],
     "pd.schemas": [{}, {"pd": {"schemas": "open"}}],
     "pd.linearKernel": [{}, {"pd": {"linearKernel": "onednn"}}],
+    "pd.role": [{}, {"pdPools": [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]}],
     "pd.resources": [
         {},
         {"pd": {"resources": {"requests": {"cpu": 16, "memory": "64Gi"}, "limits": {"memory": "64Gi"}}}},

@@ -117,7 +117,7 @@ _GIVEN = (
         "drain_timeout",
         *SHARING_FLAGS,
     ),
-    *("engine_url", "engine_key_file"),
+    *("engine_url", "engine_key_file", "role"),
 )
 
 #: Flags of the proxy that --encoders and --pd-workers give.
@@ -174,6 +174,18 @@ class ClusterConfig(Config):
         minimum=1,
         maximum=MAX_WORKERS,
     )
+    prefill_workers: WorkerRange = flag(
+        WorkerRange.fixed(0),
+        "PD workers that compute prompts, in place of --pd-workers; with --decode-workers",
+        minimum=0,
+        maximum=MAX_WORKERS,
+    )
+    decode_workers: WorkerRange = flag(
+        WorkerRange.fixed(0),
+        "PD workers that take requests over from --prefill-workers, and short prompts whole",
+        minimum=0,
+        maximum=MAX_WORKERS,
+    )
     topology: str = flag(
         "epd",
         "epd: separate encoder and PD workers; colocated: replicas that are both in one process",
@@ -187,14 +199,21 @@ class ClusterConfig(Config):
         """How many processes of which kind the cluster has at most: what is planned for."""
         if self.topology == "colocated":
             return WorkerCounts(replicas=self.replicas)
-        return WorkerCounts(encoders=self.encoders.maximum, pd_workers=self.pd_workers.maximum)
+        return WorkerCounts(encoders=self.encoders.maximum, pd_workers=self.pools["pd"].maximum)
 
     @property
     def pools(self) -> dict[str, WorkerRange]:
         """How many workers of each pool are registered; a replica is in both."""
         if self.topology == "colocated":
             return {"encoder": WorkerRange.fixed(self.replicas), "pd": WorkerRange.fixed(self.replicas)}
-        return {"encoder": self.encoders, "pd": self.pd_workers}
+        pd = WorkerRange.fixed(self.prefill_workers.maximum + self.decode_workers.maximum)
+        return {"encoder": self.encoders, "pd": pd if pd.maximum else self.pd_workers}
+
+    def role(self, number: int) -> str:
+        """The role of the PD worker `pd-NUMBER`: those that compute prompts come first."""
+        if not self.prefill_workers.maximum:
+            return self.pd.role
+        return "prefill" if number < self.prefill_workers.maximum else "decode"
 
     @property
     def ranks(self) -> dict[str, int]:
@@ -209,12 +228,36 @@ class ClusterConfig(Config):
 
 
 def check_scaled(config: ClusterConfig) -> None:
-    """ConfigError for a range of workers in a topology that has none."""
+    """ConfigError for a range of workers in a topology that has none, and for roles that cannot be."""
+    _check_roles(config)
     for option, given in (("--encoders", config.encoders), ("--pd-workers", config.pd_workers)):
         if config.topology == "colocated" and given.scaled:
             raise ConfigError(
                 f"{option} {given} is for --topology epd: replicas keep to a fixed number, like "
                 f"--replicas {given.maximum}"
+            )
+
+
+def _check_roles(config: ClusterConfig) -> None:
+    """ConfigError for roles of PD workers that cannot work together."""
+    roles = {"--prefill-workers": config.prefill_workers, "--decode-workers": config.decode_workers}
+    given = [option for option, workers in roles.items() if workers.maximum]
+    if not given:
+        return
+    if len(given) < len(roles):
+        [missing] = roles.keys() - set(given)
+        raise ConfigError(f"{given[0]} needs {missing} too: give both, like 1, or --pd-workers alone")
+    if config.topology == "colocated":
+        raise ConfigError(f"{given[0]} is for --topology epd: leave it out, or take --topology colocated out")
+    if config.pd_workers != WorkerRange.fixed(1):
+        raise ConfigError(
+            f"--pd-workers {config.pd_workers} is in the place of {' and '.join(given)}: leave it out"
+        )
+    for option, workers in roles.items():
+        if workers.scaled:
+            raise ConfigError(
+                f"{option} {workers}: workers with roles are not autoscaled here; give a fixed number, like "
+                f"{workers.maximum}"
             )
 
 

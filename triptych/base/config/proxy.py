@@ -98,6 +98,12 @@ class ProxyConfig(ServiceConfig):
         "create no encoder job for an item that a PD worker's KV cache still covers; --no-skip-held-items"
         " always encodes items that the store has lost",
     )
+    prefill_threshold: int = flag(
+        256,
+        "estimated prompt tokens from which a request goes to a prefill worker first, where PD workers have "
+        "roles; decode workers compute shorter ones whole",
+        minimum=0,
+    )
     request_timeout: float = flag(300.0, "deadline of a request in seconds")
     store_wait: float = flag(
         2.0, "seconds that a request waits for an embedding store that no worker reaches before it gets 503"

@@ -238,7 +238,32 @@ class PDConfig(WorkerConfig):
         size=True,
         auto=True,
     )
+    role: str = flag(
+        "both",
+        "prefill: computes prompts, and hands requests over to decode workers, which take these; both: as "
+        "ever; what a role has no worker for goes to the others",
+        choices=("both", "prefill", "decode"),
+    )
     prefix_caching: bool = flag(True, "reuse the KV blocks of equal prompt prefixes")
+    share_prefixes: str = flag(
+        "off",
+        "keep the KV blocks of prompts in the store, where all PD workers of the model find them: off; on; "
+        "auto, while loading takes less time than computing, as measured",
+        choices=("off", "on", "auto"),
+    )
+    kv_store: str = flag(
+        "",
+        "a store of their own for KV blocks, as --store; default: a part of --store",
+        secret=True,
+    )
+    kv_store_share: float = flag(
+        0.25, "the part of the memory of --store that KV blocks may take, 0 to 1", minimum=0, maximum=1
+    )
+    share_memory: int = flag(
+        256 * MIB,
+        "host memory for KV blocks on their way to and from the store, with --share-prefixes",
+        size=True,
+    )
     overlap_prefill: bool = flag(
         False,
         "prefill a prompt up to its first missing item while its other items are still being encoded; "
@@ -282,6 +307,16 @@ class PDConfig(WorkerConfig):
         return self.max_num_batched_tokens or (512 if self.device == "cpu" else 8192)
 
     @property
+    def saves_kv(self) -> bool:
+        """Whether KV blocks of prompts go into the store."""
+        return self.share_prefixes != "off"
+
+    @property
+    def looks_for_kv(self) -> bool:
+        """Whether requests look for KV blocks in the store before they are computed."""
+        return self.share_prefixes != "off"
+
+    @property
     def embedding_memory(self) -> int:
         """Bytes for embeddings, as given or as found at the start."""
         return self.encoder_cache_memory or EMBEDDING_MEMORY
@@ -293,7 +328,7 @@ class PDConfig(WorkerConfig):
 
 
 #: Of PD workers alone: replicas compute themselves.
-ENGINE_FLAGS = ("engine", "engine_url", "engine_key_file")
+ENGINE_FLAGS = ("engine", "engine_url", "engine_key_file", "role")
 #: How encoders and PD workers share cores, by flag; a replica's sides take turns instead.
 SHARING_FLAGS = ("core_page", "core_slot", "spare_cores", "step_interval", "keep_core")
 

@@ -26,7 +26,8 @@ spec:
       labels:
         {{- include "triptych.podLabels" . | nindent 8 }}
         {{- /* The roles that llm-d's tools and schedulers select by. */}}
-        llm-d.ai/role: {{ index (dict "encoder" "encode" "pd" "prefill-decode" "colocated" "encode-prefill-decode") .component }}
+        {{- $pd := index (dict "both" "prefill-decode" "prefill" "prefill" "decode" "decode") (default "both" $p.role) }}
+        llm-d.ai/role: {{ index (dict "encoder" "encode" "pd" $pd "colocated" "encode-prefill-decode") .component }}
         {{- with $p.podLabels }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -84,6 +85,10 @@ spec:
             - --linear-kernel
             - {{ $p.linearKernel }}
             {{- end }}
+            {{- end }}
+            {{- if and (eq .component "pd") (ne $p.role "both") }}
+            - --role
+            - {{ $p.role }}
             {{- end }}
             {{- if ne .component "pd" }}
             - --max-decode-seconds

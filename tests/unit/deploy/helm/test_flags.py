@@ -207,6 +207,22 @@ def test_values_of_the_workers_reach_their_flags_and_a_pools_own_come_first() ->
     assert (found["e"].encoder.max_decode_seconds, found["e"].pd.linear_kernel) == (2.5, "onednn")
 
 
+def test_pools_of_pd_workers_have_their_roles_in_flags_and_in_llm_ds_label() -> None:
+    pools = [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}, {"name": "b"}]
+    rendered = render({"pdPools": pools, "proxy": {"prefillThreshold": 64}})
+    found = {
+        one["metadata"]["labels"]["triptych/pool"]: (
+            config_of(one).role,
+            one["spec"]["template"]["metadata"]["labels"]["llm-d.ai/role"],
+        )
+        for one in services(rendered)
+        if component(one) == "pd"
+    }
+    assert found == {"p": ("prefill", "prefill"), "d": ("decode", "decode"), "b": ("both", "prefill-decode")}
+    (proxy,) = (one for one in services(rendered) if component(one) == "proxy")
+    assert config_of(proxy).prefill_threshold == 64
+
+
 def test_a_pool_in_front_of_vllm_has_no_kernel_of_ours() -> None:
     model = {"source": "pvc", "name": "m", "pvc": {"existingClaim": "c"}}
     assert "--linear-kernel" not in str(render({"model": model, **VLLM}))

@@ -60,6 +60,7 @@ def make_request(attempt: int) -> Any:
         link=None,
         output=SimpleNamespace(paused=False),
         stale_link=None,
+        successor_link=None,
         refused_by=set(),
         min_tokens=0,
         deadline=10.0,
@@ -73,7 +74,7 @@ class Routed:
 
     def __init__(self, link: NotingLink, monkeypatch: pytest.MonkeyPatch) -> None:
         info = SimpleNamespace(address="pd", capacity={"max_num_seqs": 4, "keeps_items": 1}, model_key="m")
-        worker = SimpleNamespace(info=info)
+        worker = SimpleNamespace(info=info, role="both")
         pool: Any = SimpleNamespace(
             workers={("pd", "pd"): worker},
             well=lambda kind: [worker],

@@ -13,7 +13,7 @@ from support.data.items import bare_plan
 from support.data.job_events import job_planned
 from support.data.pd_events import pd_admitted
 from triptych.base.types import SamplingParams
-from triptych.pd_worker.events.streams import StreamMessage
+from triptych.pd_worker.events.stream_message import StreamMessage
 from triptych.protos import common_pb2, pd_pb2
 from triptych.proxy.call.chat import ChatCall, RawPrompt
 from triptych.proxy.events import Fetched, LookedUp, RequestEvent, lost, told

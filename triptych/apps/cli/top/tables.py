@@ -94,8 +94,10 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _state(state: str) -> Text:
-    return Text(printable(state), style=_COLORS.get(state, ""))
+def _state(state: str, role: str = "") -> Text:
+    """The state; of a worker that serves, its role where it has one."""
+    shown = role if role and state == "serving" else state
+    return Text(printable(shown), style=_COLORS.get(state, ""))
 
 
 def encoder_table(encoders: Sequence[EncoderState], max_rows: int) -> Table:
@@ -133,7 +135,7 @@ def pd_table(workers: Sequence[PDWorkerState], max_rows: int) -> Table:
     for row in workers[:max_rows]:
         table.add_row(
             Text(printable(row.name)),
-            _state(row.state),
+            _state(row.state, "" if row.role == "both" else row.role),
             bar(row.busy, _BAR),
             number(row.requests),
             number(row.running),

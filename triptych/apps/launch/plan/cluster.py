@@ -149,7 +149,8 @@ def _worker_configs(
                 store_memory=config.store_memory,
             )
         else:
-            workers[name] = replace(place.of(pd if kind == "pd" else encoder), core_slot=slot)
+            one = replace(pd, role=config.role(int(name[3:]))) if kind == "pd" else encoder
+            workers[name] = replace(place.of(one), core_slot=slot)
     return workers
 
 

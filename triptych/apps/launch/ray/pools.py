@@ -73,6 +73,8 @@ class ActorPool:
     resources: PoolResources
     port: int = 0
     grpc_port: int = 0
+    #: So many of the first ones compute prompts for the others; 0: none has a role.
+    prefill: int = 0
 
     def names(self, count: int) -> list[str]:
         """The first `count` actors."""
@@ -80,6 +82,8 @@ class ActorPool:
 
     def command_of(self, name: str) -> list[str]:
         """The command line of one actor's service; of options that are given twice the later one counts."""
+        if self.prefill:
+            return [*self.command, "--role", "prefill" if index_of(name) < self.prefill else "decode"]
         if not self.port:
             return list(self.command)
         step = PROXY_PORT_STEP * index_of(name)
@@ -128,7 +132,9 @@ def plan_actors(config: ServeConfig, *, model: str, store: str, home: str) -> di
     for kind in kinds:
         worker = _worker(config, kind, resources[kind], store)
         args = (kind, *([model] if model else []), *arguments(worker), "--store", store)
-        pools[kind] = ActorPool(kind, args, _at_least_one(sizes[kind]), resources[kind])
+        prefill = config.prefill_workers.maximum if kind == "pd" else 0
+        size = _at_least_one(sizes[kind])
+        pools[kind] = ActorPool(kind, args, size, resources[kind], prefill=prefill)
     own_store = config.store_memory if config.store == "auto" else 0
     proxy = replace(config.proxy, store_memory=own_store, scaling=scaling_config(config))
     pools["proxy"] = ActorPool(

@@ -1,0 +1,40 @@
+"""One prefill and one decode worker beside each other give the tokens of generate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.chaos.rest import assert_at_rest
+from support.data.checkpoints import build_checkpoint
+from support.data.oracle import assert_exact
+from support.data.traffic import STREAM_TOKENS, ask_all, expected, mixed_cases
+from support.processes.cluster import Cluster, running_cluster
+
+TOKENS = STREAM_TOKENS
+ROLES = ("--prefill-workers", "1", "--decode-workers", "1", "--prefill-threshold", "0", "--threads", "1")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_checkpoint("qwen3_vl", tmp_path_factory.mktemp("roles") / "qwen3_vl")
+
+
+@pytest.fixture(scope="module")
+def cluster(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(checkpoint, tmp_path_factory.mktemp("run"), *ROLES) as cluster:
+        yield cluster
+
+
+async def test_36_requests_at_once_are_handed_over_and_get_the_tokens_of_generate(
+    cluster: Cluster, checkpoint: Path
+) -> None:
+    cases = mixed_cases(36, seed=15, sizes=((160, 160), (128, 192)))
+    answers = await ask_all(cluster.url, cases, TOKENS)
+    assert_exact(expected(checkpoint, cases, TOKENS), [answer.token_ids for answer in answers])
+    [proxy] = cluster.metrics("proxy")
+    assert proxy["triptych_hand_overs_total"] >= len(cases)
+    assert proxy.get("triptych_resumes_total", 0.0) == 0.0, "a hand-over is no loss"
+    assert_at_rest(cluster)

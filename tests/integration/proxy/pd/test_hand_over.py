@@ -1,0 +1,242 @@
+"""Requests go from prefill to decode workers: whole answers, whoever dies meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from support.fakes.fake_pd import FakePD
+from support.fakes.fake_workers import picture, user, whole_text
+from support.fakes.proxy_fakes import FakeCluster
+from support.waiting import until
+from triptych.protos.common_pb2 import Error
+from triptych.protos.pd_pb2 import HandOver
+from triptych.proxy.pd import successors
+from triptych.store.embedding_store import EmbeddingStore
+
+TEXT = user("count")
+TOKENS = 40
+#: Seconds between two tokens: an answer is long enough to be handed over in its middle.
+PACE = 0.01
+
+
+@pytest.fixture(autouse=True)
+def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(successors, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(successors, "PAUSE_SECONDS", 0.05)
+
+
+@pytest.fixture
+async def roles(store: EmbeddingStore) -> AsyncIterator[FakeCluster]:
+    """One prefill and one decode worker, and all that is left of them: nothing."""
+    cluster = FakeCluster(store, pd_workers=2)
+    cluster.pd_workers[0].role, cluster.pd_workers[1].role = "prefill", "decode"
+    for worker in cluster.pd_workers:
+        worker.pace = PACE
+    async with cluster:
+        yield cluster
+        await cluster.at_rest()
+        await until(lambda: not any(worker.requests for worker in cluster.pd_workers), "workers at rest")
+
+
+def both(cluster: FakeCluster) -> tuple[FakePD, FakePD]:
+    prefill, decode = cluster.pd_workers
+    return prefill, decode
+
+
+def hand_overs(cluster: FakeCluster) -> dict[str, float]:
+    [family] = cluster.metrics.hand_overs.collect()
+    return {s.labels["result"]: s.value for s in family.samples if s.name.endswith("_total")}
+
+
+def resumes(cluster: FakeCluster) -> float:
+    [family] = cluster.metrics.resumes.collect()
+    return sum(sample.value for sample in family.samples if sample.name.endswith("_total"))
+
+
+def ask(cluster: FakeCluster, **extra: object) -> asyncio.Task[str]:
+    return asyncio.create_task(cluster.stream(TEXT, max_tokens=TOKENS, **extra))
+
+
+async def test_a_request_begins_at_the_prefill_worker_and_ends_at_the_decode_worker(roles: FakeCluster):
+    prefill, decode = both(roles)
+    assert await ask(roles) == whole_text(TOKENS)
+    [first], taken = prefill.submits, decode.submits[-1]
+    assert not first.HasField("resume")
+    assert (taken.resume.planned, taken.attempt > 1) == (True, True)
+    await until(lambda: prefill.cancels == [first.request_id], "that the prefill worker frees it")
+    assert hand_overs(roles)["taken"] == 1
+    assert resumes(roles) == 0
+
+
+async def test_choices_and_log_probabilities_come_once_and_in_order(roles: FakeCluster):
+    chunks = await roles.client.chat.completions.create(
+        model="demo", messages=TEXT, max_tokens=TOKENS, n=3, logprobs=True, top_logprobs=2, stream=True
+    )
+    tokens: dict[int, list[str]] = {0: [], 1: [], 2: []}
+    async for chunk in chunks:
+        for choice in chunk.choices:
+            tokens[choice.index] += [
+                each.token for each in (choice.logprobs and choice.logprobs.content) or ()
+            ]
+    assert {index: len(found) for index, found in tokens.items()} == dict.fromkeys(range(3), TOKENS)
+    assert "".join(tokens[0]) == whole_text(TOKENS)
+    assert hand_overs(roles)["taken"] == 3
+
+
+async def test_the_prefill_worker_goes_on_until_the_decode_worker_has_tokens(roles: FakeCluster):
+    prefill, decode = both(roles)
+    decode.admission.clear()
+    asked = ask(roles)
+    await until(lambda: bool(decode.submits), "the hand-over")
+    before = roles.received
+    await until(lambda: roles.received > before + 10, "tokens meanwhile")
+    assert not prefill.cancels
+    decode.admission.set()
+    assert await asked == whole_text(TOKENS)
+    assert hand_overs(roles)["behind"] >= 1
+
+
+async def test_a_prefill_worker_that_dies_before_the_offer_is_a_loss_as_ever(roles: FakeCluster):
+    prefill, decode = both(roles)
+    prefill.pause_at = 0
+    asked = ask(roles)
+    await until(lambda: bool(prefill.submits), "the request at the prefill worker")
+    await prefill.kill()
+    assert await asked == whole_text(TOKENS)
+    assert not decode.submits[-1].resume.planned
+
+
+async def test_a_prefill_worker_that_dies_during_the_hand_over_loses_nothing(roles: FakeCluster):
+    prefill, decode = both(roles)
+    decode.admission.clear()
+    asked = ask(roles)
+    await until(lambda: bool(decode.submits), "the hand-over")
+    await until(lambda: roles.received > 5, "tokens meanwhile")
+    await prefill.kill()
+    await until(lambda: hand_overs(roles).get("after_loss") == 1, "the loss")
+    decode.admission.set()
+    assert await asked == whole_text(TOKENS)
+    assert resumes(roles) == 0
+
+
+async def test_a_prefill_worker_that_dies_after_the_hand_over_disturbs_nobody(roles: FakeCluster):
+    prefill, decode = both(roles)
+    asked = ask(roles)
+    await until(lambda: bool(prefill.cancels), "the hand-over")
+    await prefill.kill()
+    assert await asked == whole_text(TOKENS)
+    assert len({submit.attempt for submit in decode.submits}) == len(decode.submits)
+    assert resumes(roles) == 0
+
+
+async def test_a_decode_worker_that_dies_before_it_begins_takes_nothing_with_it(roles: FakeCluster):
+    prefill, decode = both(roles)
+    decode.admission.clear()
+    asked = ask(roles)
+    await until(lambda: bool(decode.submits), "the hand-over")
+    await decode.kill()
+    assert await asked == whole_text(TOKENS)
+    assert not prefill.cancels
+    assert resumes(roles) == 0
+
+
+async def test_a_decode_worker_that_dies_in_the_stream_is_followed_by_the_prefill_worker(roles: FakeCluster):
+    prefill, decode = both(roles)
+    decode.pause_at = TOKENS // 2
+    asked = ask(roles)
+    await until(lambda: roles.received == TOKENS // 2, "half of the answer")
+    await decode.kill()
+    assert await asked == whole_text(TOKENS)
+    assert len(prefill.submits) == 2
+    assert resumes(roles) == 1
+
+
+async def test_a_decode_worker_without_room_is_asked_again_meanwhile_nothing_stops(
+    roles: FakeCluster,
+):
+    prefill, decode = both(roles)
+    decode.refusals = [Error(code="rate_limit_exceeded", message="full", retry_after=1.0)] * 2
+    assert await ask(roles) == whole_text(TOKENS)
+    assert len(decode.submits) >= 3
+    assert hand_overs(roles)["taken"] == 1
+    assert len(prefill.submits) == 1
+
+
+async def test_what_a_decode_worker_refuses_for_good_stays_where_it_is(roles: FakeCluster):
+    prefill, decode = both(roles)
+    decode.refusals = [Error(code="invalid_request_error", message="no", param="resume")]
+    assert await ask(roles) == whole_text(TOKENS)
+    assert (len(prefill.submits), len(decode.submits)) == (1, 1)
+    assert hand_overs(roles) == {"kept": 1}
+
+
+async def test_a_submit_that_breaks_is_sent_again_and_taken_over_once(roles: FakeCluster):
+    _, decode = both(roles)
+    decode.breaks = 1
+    decode.pace = 0.05
+    assert await ask(roles) == whole_text(TOKENS)
+    assert hand_overs(roles)["taken"] == 1
+
+
+async def test_a_client_that_leaves_frees_both_workers(roles: FakeCluster):
+    prefill, decode = both(roles)
+    decode.admission.clear()
+    asked = ask(roles)
+    await until(lambda: bool(decode.requests), "the hand-over")
+    asked.cancel()
+    await until(lambda: bool(prefill.cancels and decode.cancels), "the cancels")
+    decode.admission.set()
+
+
+async def test_without_a_decode_worker_the_prefill_worker_serves_whole_answers(store: EmbeddingStore):
+    cluster = FakeCluster(store)
+    cluster.pd_workers[0].role = "prefill"
+    async with cluster:
+        assert await cluster.stream(TEXT, max_tokens=TOKENS) == whole_text(TOKENS)
+        await cluster.at_rest()
+        assert not cluster.pd_workers[0].cancels
+
+
+async def test_an_older_worker_without_a_role_takes_requests_over_too(store: EmbeddingStore):
+    cluster = FakeCluster(store, pd_workers=2)
+    prefill, older = cluster.pd_workers
+    prefill.role, prefill.pace, older.pace = "prefill", PACE, PACE
+    async with cluster:
+        asked = [cluster.stream(user(f"count {number}"), max_tokens=TOKENS) for number in range(8)]
+        assert await asyncio.gather(*asked) == [whole_text(TOKENS)] * 8
+        assert prefill.submits
+        assert {submit.resume.planned for submit in older.submits} == {True, False}
+        await cluster.at_rest()
+
+
+async def test_an_offer_of_a_worker_without_a_role_changes_nothing(cluster: FakeCluster):
+    [worker] = cluster.pd_workers
+    worker.pause_at = 4
+    asked = ask(cluster)
+    await until(lambda: cluster.received == 4, "the first tokens")
+    [held] = worker.requests.values()
+    worker.emit(held, hand_over=HandOver())
+    worker.gate.set()
+    assert await asked == whole_text(TOKENS)
+
+
+async def test_short_prompts_are_computed_whole_at_the_decode_worker(store: EmbeddingStore):
+    cluster = FakeCluster(store, pd_workers=2, prefill_threshold=100)
+    prefill, decode = cluster.pd_workers
+    prefill.role, decode.role = "prefill", "decode"
+    async with cluster:
+        await cluster.ask(user("short"))
+        assert (len(prefill.submits), len(decode.submits)) == (0, 1)
+        await cluster.ask(user("long " * 100))
+        assert len(prefill.submits) == 1
+        await cluster.at_rest()
+
+
+async def test_pictures_are_handed_over_and_encoded_once(roles: FakeCluster):
+    answer = await roles.ask(user("what", picture("a")), max_tokens=TOKENS)
+    assert answer.choices[0].message.content == whole_text(TOKENS)
+    assert len(roles.jobs) == 1
+    assert hand_overs(roles)["taken"] == 1

@@ -1,0 +1,63 @@
+"""Engines that share KV blocks in a store, and what their requests should find there."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from support.engine.engine_cell import EngineCell, engine_cell
+from triptych.pd_worker.core.kv_cache.block_pool import PrefixChain
+from triptych.pd_worker.core.request import EngineRequest
+
+BLOCK_SIZE = 4
+LOADED = "triptych_pd_shared_kv_loaded_tokens_total"
+SAVED = "triptych_pd_shared_kv_saved_tokens_total"
+HITS, COMPUTED = "vllm:prefix_cache_hits_total", "vllm:prompt_tokens_total"
+
+
+def new_root() -> bytes:
+    """The root of prefixes that no other test has: as another tenant's."""
+    return uuid.uuid4().bytes * 2
+
+
+@contextmanager
+def sharing_cell(checkpoint: Any, store: str, **flags: Any) -> Iterator[EngineCell]:
+    """An engine that saves and looks for blocks in the store."""
+    flags = {"block_size": BLOCK_SIZE, "share_prefixes": "on", **flags}
+    with engine_cell(checkpoint, store=store, **flags) as cell:
+        yield cell
+
+
+def rooted(requests: Sequence[EngineRequest], root: bytes) -> Sequence[EngineRequest]:
+    for request in requests:
+        request.prefix_root = root
+    return requests
+
+
+def blocks_of(requests: Sequence[EngineRequest], *, last: int = 1) -> set[bytes]:
+    """The digests of the full blocks of prompts without their `last` tokens."""
+    digests: set[bytes] = set()
+    for request in requests:
+        chain = PrefixChain(
+            request.prefix_root, request.prompt_token_ids, [], request.features, BLOCK_SIZE, request.both_ways
+        )
+        digests.update(chain.digests((request.num_prompt_tokens - last) // BLOCK_SIZE))
+    return digests
+
+
+def wait_for(holds: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for: {what}"
+        time.sleep(0.005)
+
+
+def wait_for_saves(cell: EngineCell) -> None:
+    """Returns once all that the engine has computed is saved, or given up."""
+    sharing = cell.engine.sharing
+    assert sharing is not None and sharing.saves is not None
+    saving = sharing.saves._saving
+    wait_for(lambda: not saving, "the saves")
