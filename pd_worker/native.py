@@ -78,7 +78,7 @@ def load_model(config: PDConfig, *, other_peak: int = 0) -> LoadedModel:
     `other_peak` is what another model in this process takes of the device while it computes.
     """
     check_supported(Path(config.model), required_by_flags(config))
-    check_decoder(Path(config.model))
+    check_decoder(Path(config.model), config.device)
     check_prompts(Path(config.model))
     if config.tensor_parallel == 1:
         return _load(config, None, other_peak)

@@ -327,11 +327,9 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
         key = (message.proxy_id, message.request_id)
         if not self._isolation.admits(key, self._produced(), time.monotonic()):
             raise Unavailable("this worker is reserved for another request", retry_after=1.0)
-        # Whose they are is counted only where they may be too many.
-        resumed = message.attempt > 1 and not message.resume.planned
-        if resumed or self._streams.held < self._max_requests:
+        if message.attempt > 1 and not message.resume.planned:
             return
-        if not has_share(message.tenant, self._streams.unfinished_of_tenants(), self._max_requests):
+        if not has_share(message.tenant, self._streams.unfinished_of_tenants, self._max_requests):
             raise Overloaded("too many requests wait for this worker", retry_after=1.0)
 
 

@@ -96,6 +96,8 @@ class SchedulerOutput(msgspec.Struct):
     preempted: list[RequestState] = []
     #: How many of them did so for a tenant without any in the batch.
     gave_way: int = 0
+    #: Requests that start in this step.
+    starts: int = 0
     #: Prompt tokens looked up in the prefix cache, and found there, by requests that started in this step.
     prefix_queried: int = 0
     prefix_hit: int = 0

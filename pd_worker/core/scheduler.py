@@ -208,6 +208,7 @@ class Scheduler:
             self._preempt(state, output)
             output.gave_way += 1
         if self._turns.several:
+            self._shares.several(now)
             self._turns.resting = self._shares.resting(self._waiting.startable.tenants, self._running)
         budget = self._plan(output, now)
         if self._turns.resting is not None:
@@ -242,6 +243,7 @@ class Scheduler:
             self._fail(self.items.end_projections(output, self._running, result.unprojected), error)
         output.share_seconds(now)
         self._shares.computed(output.rows_of_tenants(), now - output.at)
+        self._shares.started(output.starts, now - output.at, now)
         index = 0
         for place, chunk in enumerate(output.computable(swapped_in=result.swapped_in)):
             if place in result.non_finite:
@@ -331,7 +333,7 @@ class Scheduler:
         limit = self.limits.max_num_seqs
         for state in self._waiting.startable.with_slots(lambda: self._free_slots):
             self._prompts.go_on(output, budget, before=state.tenant)
-            if budget.for_prefill == 0:
+            if budget.for_prefill == 0 or output.starts >= self._shares.most_starts:
                 return False
             if self.swap.is_leaving(state.request_id):
                 continue
@@ -368,6 +370,7 @@ class Scheduler:
 
     def _run(self, state: RequestState, num_computed: int, output: SchedulerOutput, now: float) -> None:
         self._waiting.discard(state)
+        output.starts += 1
         bisect.insort(self._running, state, key=lambda running: running.order)
         self._turns.start(state.tenant)
         self._free_slots -= state.request.pooling is None

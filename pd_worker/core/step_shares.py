@@ -1,7 +1,8 @@
-"""StepShares: a tenant whose crowd has taken a long step sits out while others begin. Pure values."""
+"""StepShares: one tenant's crowd sits out while others begin, and starts few at once. Pure values."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 
@@ -11,6 +12,12 @@ from triptych.pd_worker.core.request import RequestState
 CROWD_ROWS = 16
 #: Output tokens up to which a request begins: what is small ends with them, and a stream is seen to run.
 FIRST_TOKENS = 4
+#: Seconds from which a step is long where others come and go: whoever comes meanwhile waits for its end.
+LONG_SECONDS = 0.02
+#: Requests that may start in one step, however long that makes it.
+LEAST_STARTS = 8
+#: Seconds for which a tenant that was here counts as one that comes and goes.
+RECENT_SECONDS = 10.0
 
 
 class StepShares:
@@ -24,6 +31,22 @@ class StepShares:
     def __init__(self) -> None:
         self._tenant: str | None = None
         self._seconds = 0.0
+        self._several_until = -math.inf
+        #: Requests that may start in the next step.
+        self.most_starts = math.inf
+
+    def several(self, now: float) -> None:
+        """More than one tenant has requests here."""
+        self._several_until = now + RECENT_SECONDS
+
+    def started(self, starts: int, seconds: float, now: float) -> None:
+        """A step has ended in which so many requests have started."""
+        if now >= self._several_until:
+            self.most_starts = math.inf
+        elif seconds > LONG_SECONDS and starts > LEAST_STARTS:
+            self.most_starts = max(LEAST_STARTS, int(starts * LONG_SECONDS / seconds))
+        elif starts >= self.most_starts:
+            self.most_starts += 1
 
     def resting(self, startable: Collection[str], running: Iterable[RequestState]) -> str | None:
         """The tenant that sits the next step out: it owes, and requests of others could start or begin."""

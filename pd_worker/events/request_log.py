@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import re
 from array import array
+from collections import Counter
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
@@ -80,7 +81,7 @@ class RequestLog:
 
     Bounded by the request's own output: events that wait for a slow proxy are merged when they are sent.
     `resumed_tokens` are output tokens of earlier attempts, not logged here. Without `texts` there are no
-    log-probabilities.
+    log-probabilities. It counts among its tenant's `unfinished` until it has finished, or is removed.
     """
 
     def __init__(
@@ -92,9 +93,13 @@ class RequestLog:
         trace: AttemptTrace | None = None,
         *,
         tenant: str = "",
+        unfinished: Counter[str] | None = None,
     ) -> None:
         self._trace = trace
         self.tenant = tenant
+        self._unfinished = unfinished
+        if unfinished is not None:
+            unfinished[tenant] += 1
         self._texts_of = texts
         self.request_id = request_id
         self.attempt = attempt
@@ -159,6 +164,7 @@ class RequestLog:
                     trace.item_missing(event.item_missing)
             case "finished":
                 self.finished = event.finished
+                self._count_off()
                 if (trace := self._end_trace()) is not None:
                     trace.finished(event.finished)
 
@@ -171,8 +177,16 @@ class RequestLog:
 
     def removed(self) -> None:
         """The log is dropped: ends the trace of an attempt that has not finished."""
+        self._count_off()
         if (trace := self._end_trace()) is not None:
             trace.failed("cancelled")
+
+    def _count_off(self) -> None:
+        unfinished, self._unfinished = self._unfinished, None
+        if unfinished is not None:
+            unfinished[self.tenant] -= 1
+            if not unfinished[self.tenant]:
+                del unfinished[self.tenant]
 
     def _end_trace(self) -> AttemptTrace | None:
         trace, self._trace = self._trace, None
@@ -251,6 +265,7 @@ class RequestLog:
     def fail(self, error: RequestError) -> None:
         """Ends the request with `error`; later events of the engine are ignored."""
         self.finished = pd_pb2.Finished(reason=FinishReason.ERROR.value, error=error_to_proto(error))
+        self._count_off()
         if (trace := self._end_trace()) is not None:
             trace.failed(error.code)
         self.finished_sent_at = None

@@ -190,21 +190,13 @@ class EventStreams:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._proxies: dict[str, _Proxy] = {}
-
-    @property
-    def held(self) -> int:
-        """Requests that were opened and are not removed, those that have ended among them."""
-        return sum(len(proxy.requests) for proxy in self._proxies.values())
+        #: Requests that were opened and have not ended, by tenant. Not to be changed.
+        self.unfinished_of_tenants = Counter[str]()
 
     @property
     def unfinished(self) -> int:
         """Requests that were opened and have not ended."""
-        return sum(h.finished is None for proxy in self._proxies.values() for h in proxy.requests.values())
-
-    def unfinished_of_tenants(self) -> Counter[str]:
-        """Requests that were opened and have not ended, by tenant."""
-        logs = (log for proxy in self._proxies.values() for log in proxy.requests.values())
-        return Counter(log.tenant for log in logs if log.finished is None)
+        return self.unfinished_of_tenants.total()
 
     @property
     def idle(self) -> bool:
@@ -271,7 +263,13 @@ class EventStreams:
             return False
         self.cancel(proxy_id, [request_id])
         proxy.requests[request_id] = RequestLog(
-            request_id, attempt, resumed_tokens, self._texts, trace, tenant=tenant
+            request_id,
+            attempt,
+            resumed_tokens,
+            self._texts,
+            trace,
+            tenant=tenant,
+            unfinished=self.unfinished_of_tenants,
         )
         return True
 

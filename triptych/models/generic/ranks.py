@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from triptych.base.errors import ConfigError
-from triptych.models.checkpoint.folder import Cut
+from triptych.models.checkpoint.tensors import Cut
 from triptych.models.fused.layers import check_layer
 from triptych.models.generic.probe import probe
 from triptych.models.generic.sides import decoder_of, empty_model, head_of, keep_decoder, load_side, path_of

@@ -18,8 +18,8 @@ from transformers.utils import logging as transformers_logging
 from triptych.base.errors import ConfigError
 from triptych.base.progress import BYTES, Progress
 from triptych.models.checkpoint.config import load_config, unknown_type
-from triptych.models.checkpoint.folder import read_config, safetensors_files
 from triptych.models.checkpoint.quantized import quantization_of
+from triptych.models.checkpoint.tensors import Checkpoint
 from triptych.models.generic.getters import with_getter
 from triptych.models.weights.loading import parameter_bytes
 from triptych.models.weights.quantization import Int8Linear, quantize_linears
@@ -175,16 +175,22 @@ def load_side(
     """
     whole = load_config(path)
     cls = class_of(whole)
-    safetensors_files(path)
-    # Else transformers reads it itself, with a quantization that this side's tensors do not have.
-    given: dict[str, Any] = {"config": whole} if quantization_of(read_config(path)) else {}
+    checkpoint = Checkpoint(path)
+    given: dict[str, Any] = {}
+    if checkpoint.scaled:
+        # Read here: transformers would want a GPU for some formats, and further libraries for others.
+        given = {"config": whole, "state_dict": checkpoint.lazy(dtype)}
+    elif quantization_of(checkpoint.config):
+        # Else transformers reads it itself, with a quantization that this side's tensors do not have.
+        given = {"config": whole}
 
     def init(self: Any, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
         cls.__init__(self, config, *args, **kwargs)
         keep(self)
 
     # In the checkpoint's dtype tensors stay mapped from its files: what is cut or rounded is not held whole.
-    given["dtype"] = "auto" if quantize or divide is not None else dtype
+    mapped = (quantize or divide is not None) and not checkpoint.scaled
+    given["dtype"] = "auto" if mapped else dtype
     # The other side's tensors are meant to be left over: not to be reported.
     names = {"__init__": init, "__module__": cls.__module__, "_keys_to_ignore_on_load_unexpected": ["."]}
     side = type(cls.__name__, (cls,), names)
@@ -192,7 +198,7 @@ def load_side(
     transformers_logging.disable_progress_bar()
     try:
         model, info = side.from_pretrained(  # type: ignore[attr-defined]
-            path,
+            None if checkpoint.scaled else path,
             output_loading_info=True,
             local_files_only=True,
             use_safetensors=True,

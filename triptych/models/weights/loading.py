@@ -12,7 +12,7 @@ from transformers.initialization import no_init_weights
 
 from triptych.base.errors import ConfigError, TriptychError
 from triptych.base.progress import BYTES, Progress
-from triptych.models.checkpoint.folder import Checkpoint, Cut
+from triptych.models.checkpoint.tensors import Checkpoint, Cut
 from triptych.models.weights.quantization import quantize as quantize_weight
 from triptych.models.weights.quantization import replace_linears
 
@@ -143,8 +143,11 @@ def _read(
     # A scale counts a channel's whole input: a weight that is cut there is quantized before it is cut.
     late = {name for name, cut in cuts.items() if name in in_8_bits and cut.dim > 0}
     early = {key: cuts[name] for key, name in names.items() if name in cuts and name not in late}
-    with Progress("loading weights", checkpoint.nbytes(names, early), BYTES) as loading:
-        for key, tensor in checkpoint.read(names, early):
+    # What is rounded to 8 bits is rounded once.
+    floats = torch.float32 if in_8_bits else dtype
+    total = checkpoint.nbytes(names, early, dtype=floats)
+    with Progress("loading weights", total, BYTES) as loading:
+        for key, tensor in checkpoint.read(names, early, dtype=floats):
             name = names[key]
             if name in in_8_bits:
                 weight, scale = _quantized(checkpoint, key, tensor)

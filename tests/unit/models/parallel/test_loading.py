@@ -13,7 +13,7 @@ from support.encdec.checkpoints import FAMILIES as ENCDEC_FAMILIES
 from support.parallel.batches import open_decoder
 from triptych.base.errors import ConfigError
 from triptych.models.base import DecoderSide
-from triptych.models.checkpoint.folder import Checkpoint
+from triptych.models.checkpoint.tensors import Checkpoint
 from triptych.models.parallel.sharding import RowParallelLinear, TiedRows, VocabularyParallelHead
 from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.models.registry import family_of

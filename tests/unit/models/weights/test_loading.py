@@ -15,7 +15,7 @@ from support.encdec.checkpoints import FAMILIES as ENCDEC
 from triptych.base.errors import ConfigError
 from triptych.base.progress import BYTES, Progress
 from triptych.models.base import DecoderSide, EncoderSide
-from triptych.models.checkpoint.folder import Checkpoint, Cut
+from triptych.models.checkpoint.tensors import Checkpoint, Cut
 from triptych.models.generic import sides
 from triptych.models.registry import family_of, load_decoder
 from triptych.models.weights import loading

@@ -1,4 +1,5 @@
-"""The crowd of one tenant sits out while requests of others begin, for as long as its last step took."""
+"""The crowd of one tenant sits out while requests of others begin, for as long as its last step took, and
+starts few at once while they come and go."""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ import pytest
 
 from support.engine.engine_requests import Make, ModellessEngine, finished, make_request
 from triptych.pd_worker.core.outputs import SchedulerOutput
-from triptych.pd_worker.core.step_shares import CROWD_ROWS, FIRST_TOKENS, StepShares
+from triptych.pd_worker.core.step_shares import (
+    CROWD_ROWS,
+    FIRST_TOKENS,
+    LEAST_STARTS,
+    LONG_SECONDS,
+    RECENT_SECONDS,
+    StepShares,
+)
 
 CROWD = Counter(a=CROWD_ROWS, b=1)
 
@@ -46,6 +54,29 @@ def test_it_rests_for_as_long_as_its_last_step_took_and_no_longer():
     shares.computed(CROWD, 0.2)
     shares.computed(Counter(b=1), 0.2)
     assert shares.resting({"b"}, []) is None
+
+
+def test_beside_others_fewer_start_in_a_step_after_one_that_was_long_with_them():
+    shares = StepShares()
+    shares.several(0.0)
+    shares.started(64, 4 * LONG_SECONDS, 1.0)
+    assert shares.most_starts == 16
+    shares.started(16, LONG_SECONDS, 1.0)  # as many as may, and not too long
+    assert shares.most_starts == 17
+    shares.started(3, 100 * LONG_SECONDS, 1.0)  # it was not for them
+    assert shares.most_starts == 17
+    shares.started(17, 100 * LONG_SECONDS, 1.0)
+    assert shares.most_starts == LEAST_STARTS
+
+
+def test_a_tenant_alone_starts_as_many_in_a_step_as_there_is_room_for():
+    shares = StepShares()
+    shares.started(64, 4 * LONG_SECONDS, 1.0)
+    assert shares.most_starts > 1000
+    shares.several(1.0)
+    shares.started(64, 4 * LONG_SECONDS, 1.0)
+    shares.started(8, LONG_SECONDS, 1.0 + RECENT_SECONDS)
+    assert shares.most_starts > 1000
 
 
 # With the scheduler.
@@ -84,6 +115,20 @@ def test_a_small_request_ends_without_a_step_of_the_crowd(make):
     assert "b" in finished(engine)
     assert tenants(engine.step(seconds=lasting)) == {"a"}
     end(engine)
+
+
+def test_a_crowd_of_small_requests_starts_few_in_a_step_soon_after_another_tenant_was_here(make):
+    engine = make(num_blocks=8192, block_size=4, budget=2048, max_num_seqs=64, max_model_len=8192)
+    engine.add(of("b", "b", max_tokens=1))
+    engine.add(of("a", "a", max_tokens=1))
+    while not engine.idle:
+        engine.step(seconds=lasting)
+    for number in range(200):
+        engine.add(of("a", f"a{number}", max_tokens=2, arrival=number / 1000))
+    starts = [engine.step(seconds=lasting).starts for _ in range(4)]
+    assert starts[0] == 64  # nobody knows yet how long that takes
+    assert 0 < max(starts[1:]) <= LEAST_STARTS + 3
+    end(engine, 200)
 
 
 def test_a_tenant_that_begins_again_and_again_leaves_the_crowd_half_of_the_time(make):
@@ -126,6 +171,6 @@ def test_an_engine_with_one_tenant_computes_all_in_each_step(make):
     end(engine)
 
 
-def end(engine: ModellessEngine) -> None:
-    engine.scheduler.cancel([f"a{number}" for number in range(64)], "proxy")
+def end(engine: ModellessEngine, crowd: int = 64) -> None:
+    engine.scheduler.cancel([f"a{number}" for number in range(crowd)], "proxy")
     engine.run_out()

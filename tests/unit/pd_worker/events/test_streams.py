@@ -11,7 +11,7 @@ from triptych.base.delta import Delta
 from triptych.base.errors import InternalError
 from triptych.base.types import FinishReason
 from triptych.pd_worker.core.outputs import RawLogprobs
-from triptych.pd_worker.events.request_log import TokenTexts
+from triptych.pd_worker.events.request_log import RequestLog, TokenTexts
 from triptych.pd_worker.events.streams import (
     CROWD,
     KEEP_DETACHED_SECONDS,
@@ -220,6 +220,31 @@ async def test_a_later_attempt_takes_the_place_of_the_earlier(box):
     assert box.cancelled == [(["r1"], "p1")]
     assert box.streams.holds("p1", "r1", 2)
     assert box.streams.unfinished == 1
+
+
+async def test_each_end_of_a_request_is_counted_once(box):
+    names = ("finished", "failed", "cancelled", "handed over", "lost")
+    box.opened(*names)
+    box.streams.open("p1", "other", 1, tenant="b")
+    assert box.streams.unfinished_of_tenants == {"": 5, "b": 1}
+    box.deliver(finished(request="finished"), finished(request="finished"))
+    box.streams._proxies["p1"].requests["failed"].fail(InternalError("x"))
+    box.streams.cancel("p1", ["cancelled", "finished", "failed"])
+    assert box.streams.unfinished_of_tenants == {"": 2, "b": 1}
+    box.streams.close("p1", "handed over", 1)
+    box.streams.hand_over()
+    box.streams.lose_engine()
+    assert box.streams.unfinished_of_tenants == {}
+
+
+async def test_what_is_unfinished_is_known_without_a_look_at_any_request(box, monkeypatch):
+    """A worker keeps what has finished for seconds: thousands of small requests, and each Submit asks."""
+    box.opened(*(f"r{number}" for number in range(50)))
+    box.deliver(*(finished(request=f"r{number}") for number in range(49)))
+    looked = []
+    monkeypatch.setattr(RequestLog, "__getattribute__", lambda log, name: looked.append(name))
+    assert (box.streams.unfinished, looked) == (1, [])
+    monkeypatch.undo()
 
 
 async def test_an_attempt_that_was_given_up_stays_known_while_its_events_may_come(box):
