@@ -50,7 +50,8 @@ class LlavaEncoder(FixedSizeImages, EncoderOverride):
     keys: ClassVar[KeyMap] = KEYS
 
     def preprocess(self, media: Media, options: Options) -> PreparedItem:
-        check_known(options, {name: kind for name, kind in _OPTIONS.items() if self._knows(name)})
+        pads = self.images.get("do_pad") is not None
+        check_known(options, {name: kind for name, kind in _OPTIONS.items() if pads or name != "do_pad"})
         check_resized(media, options, self.images.get("size"))
         pixels = self.images(media, options)["pixel_values"]
         if pixels.shape[-2:] != (self.side, self.side):
@@ -67,9 +68,6 @@ class LlavaEncoder(FixedSizeImages, EncoderOverride):
     def side(self) -> int:
         """Pixels along each side of what the tower takes."""
         return int(self.config.vision_config.image_size)
-
-    def _knows(self, option: str) -> bool:
-        return option != "do_pad" or self.images.get("do_pad") is not None
 
 
 def patches(config: PreTrainedConfig) -> int:
