@@ -83,6 +83,8 @@ def test_every_format_gives_its_librarys_weights(form: Format, tmp_path: Path) -
         ("LlavaNextForConditionalGeneration", "fp8-block"),
         ("LlavaNextForConditionalGeneration", "ct-int8-channel"),
         ("Qwen3VLMoeForConditionalGeneration", "fp8-block"),
+        ("Qwen3_5MoeForConditionalGeneration", "fp8-block"),
+        ("Glm4vMoeForConditionalGeneration", "ct-int8-channel"),
         ("InternVLForConditionalGeneration", "fp8-tensor"),
         ("Lfm2VlForConditionalGeneration", "ct-fp8-channel"),
     ],
