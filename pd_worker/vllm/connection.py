@@ -30,6 +30,8 @@ _NATIVE = {
     "preemption": "vLLM computes again",
     "max_num_batched_tokens": "give vLLM's --max-num-batched-tokens",
     "block_size": "give vLLM's --block-size",
+    "share_prefixes": "give vLLM's --kv-transfer-config",
+    "kv_store": "give vLLM's --kv-transfer-config",
 }
 #: Flags that a vLLM of the worker's own is started with; one at --engine-url has its own.
 _SERVERS = {
