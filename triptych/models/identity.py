@@ -110,6 +110,9 @@ def model_identity(
     ]
     plain_key = framed_digest(parts)
     quantized_key = framed_digest([*parts, ("quantization", quantization.encode())])
+    modality = family.encoder.modality_of(path)
+    # Of texts, all that prepares the tower's input.
+    vocabulary = _tokenizer_digest(path) if modality == "text" else _vocabulary_digest(path)
     encoder, of_rows = family.encoder, _config_of_rows(_read_config(path, raw))
     rows = framed_digest(
         (
@@ -120,7 +123,7 @@ def model_identity(
                 json.dumps(of_rows, sort_keys=True, default=str).encode(),
             ),
             ("weights", tower.encode()),
-            ("vocabulary", _vocabulary_digest(path).encode()),
+            ("vocabulary", vocabulary.encode()),
             ("dtype", named),
             ("quantization", (quantization if encoder_is_quantized(quantization) else NONE).encode()),
         )
@@ -128,7 +131,7 @@ def model_identity(
     return ModelIdentity(
         quantized_key if decoder_is_quantized(quantization) else plain_key,
         _namespace(encoder.processor_config(path), rows),
-        encoder.modality_of(path),
+        modality,
     )
 
 

@@ -20,6 +20,7 @@ from triptych.apps.launch.plan.memory import check_memory, gpu_needs, place_on_g
 from triptych.base.config import CPU_SHARE, CUDA_CONTEXT_BYTES, GIB, ServeConfig
 from triptych.base.errors import ConfigError
 from triptych.base.machine.device_probe import probe_devices
+from triptych.pd_worker.vllm import connection
 
 
 def _config(*words: str, store_memory: int = 0) -> ServeConfig:
@@ -196,7 +197,7 @@ def test_weights_in_8_bits_count_as_16_unless_vllm_computes_with_them(
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     counted = []
-    monkeypatch.setattr(memory, "vllm_program", lambda: "vllm")
+    monkeypatch.setattr(connection, "vllm_program", lambda: "vllm")
     monkeypatch.setattr(memory, "gpu_needs", lambda weights, config: counted.append(weights) or [])
     given = replace(_config("--device", "cuda", "--engine", engine), model=str(tmp_path))
     place_on_gpus(given, lambda flag: [Gpu("cuda:0", 80 * GIB)])

@@ -175,8 +175,8 @@ def test_every_unserved_row_is_asked_for_by_a_flag_or_a_checkpoint() -> None:
         *required_by_checkpoint(config, ["adapter_config.json"]),
     }
     refused = {row.name for row in MATRIX if not row.served}
-    # Quantized decoders are found by their tensors: test_quantized.py.
-    assert asked | {"quantization"} == refused | {"tensor_parallel", "int8"}
+    # Quantized decoders are found by their tensors (test_quantized.py); beam search is a warning.
+    assert asked | {"quantization", "beam_search"} == refused | {"tensor_parallel", "int8"}
 
 
 def test_the_page_has_the_table_of_the_code() -> None:

@@ -22,10 +22,7 @@ from triptych.base.config import (
 )
 from triptych.base.errors import ConfigError
 from triptych.base.machine.resources import available_memory
-from triptych.base.types import DTYPE_BYTES
-from triptych.models.checkpoint.folder import read_config
-from triptych.models.checkpoint.quantized import quantization_of
-from triptych.pd_worker.vllm.connection import choose_engine, vllm_program
+from triptych.base.types import DTYPE_BYTES, JsonObject
 
 #: Interpreter, torch and libraries of one worker, measured on Linux with torch 2.13. An upper bound for
 #: forked workers, which share most of it with their fork server.
@@ -201,9 +198,14 @@ def place_on_gpus(
     if not config.pd.device.startswith("cuda"):
         return {}
     devices = find(config.pd.device)
+    # Not for a core install, whose doctor uses this module.
+    from triptych.models.checkpoint.folder import read_config
+    from triptych.models.checkpoint.quantized import quantization_of
+
     path, pd = Path(config.model), config.pd
-    quantized = bool(quantization_of(read_config(path)))
-    if quantized and _by_vllm(pd, path):
+    model = read_config(path)
+    quantized = bool(quantization_of(model))
+    if quantized and _by_vllm(pd, model):
         weights = weight_bytes(path, "auto", dequantized=False)
     else:
         weights = weight_bytes(path, pd.dtype, pd.quantization)
@@ -212,8 +214,10 @@ def place_on_gpus(
     return {share.worker: share for share in shares}
 
 
-def _by_vllm(pd: PDConfig, path: Path) -> bool:
-    architecture = next(iter(read_config(path).get("architectures") or ()), "")
+def _by_vllm(pd: PDConfig, model: JsonObject) -> bool:
+    from triptych.pd_worker.vllm.connection import choose_engine, vllm_program
+
+    architecture = next(iter(model.get("architectures") or ()), "")
     return choose_engine(pd, architecture, vllm_program()).engine == "vllm"
 
 
