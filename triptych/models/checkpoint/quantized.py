@@ -103,8 +103,8 @@ def check_tower(path: Path, names_of: Callable[[Iterable[str]], Mapping[str, str
     for key in quantized:
         if entry := lists.unconverted(module_of(key)):
             raise ConfigError(
-                f"MODEL={path}: {key} is stored quantized ({stored[key].dtype}), and {entry}, by which it is "
-                f"not: {remedy}"
+                f"MODEL={path}: {key} is stored quantized ({_dtype(key, stored, found)}), and {entry}, by "
+                f"which it is not: {remedy}"
             )
     if unread := [key for key in quantized if key in found.unread]:
         raise ConfigError(
@@ -119,6 +119,11 @@ def check_tower(path: Path, names_of: Callable[[Iterable[str]], Mapping[str, str
                 f"MODEL={path}: {key} is stored as {stored[key].dtype}, and {entry}, by which it is "
                 f"quantized: {remedy}"
             )
+
+
+def _dtype(key: str, stored: Mapping[str, StoredTensor], found: ScaledWeights) -> str:
+    weight = found.weights.get(key)
+    return stored[weight.packed if weight is not None and weight.packed else key].dtype
 
 
 _READ = "give one in FP8 or in 8 bits of compressed-tensors, with scales per tensor, row, group or block"

@@ -1,9 +1,10 @@
 """Weights that a file holds in 8 bits with scales beside them, and how they become floats again.
 
 The formats are those of transformers' and DeepSeek's FP8 (`weight_scale_inv` per block), of vLLM's and
-ModelOpt's (`weight_scale` per tensor or row) and of compressed-tensors' `float-quantized`, `int-quantized`
-and `naive-quantized` (per tensor, row, group or block, symmetric): a weight is its numbers times their scales
-in all of them. Scales of activations and of KV caches are not read: what is computed here is not rounded.
+ModelOpt's (`weight_scale` per tensor or row) and of compressed-tensors' `float-quantized`, `int-quantized`,
+`naive-quantized` and `pack-quantized` of 8 bits (per tensor, row, group or block, symmetric): a weight is its
+numbers times their scales in all of them. Scales of activations and of KV caches are not read: what is
+computed here is not rounded.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from triptych.base.types import Options
 
@@ -22,6 +23,8 @@ _SCALE_DTYPES = frozenset({"F32", "F16", "BF16"})
 _SCALES = ("_scale_inv", "_scale")
 #: Of activations, and of keys and values in a cache of 8 bits.
 _ACTIVATIONS = re.compile(r"(^|[._])(input|output|activation|[qkv])_(scale|zero_point)(_inv|_ub)?$")
+#: The end of the key of a weight whose numbers are packed.
+_PACKED = ".weight_packed"
 #: What says that a weight is more than numbers times scales.
 _MORE = ("_zero_point", "_g_idx", "_global_scale", "_scale_2")
 
@@ -43,13 +46,15 @@ class ScaledWeight:
     """A weight [..., rows, columns] in 8 bits, and the tensor of its scales.
 
     `block` is (rows, columns) of one scale, the last ones of which may be short; `grid` (rows, columns) of
-    scales of one matrix.
+    scales of one matrix. `packed` is the key of the tensor that holds four numbers in 32 bits, each plus 128,
+    where the file has the weight so.
     """
 
     stored: StoredTensor
     scale: str
     grid: tuple[int, int]
     block: tuple[int, int]
+    packed: str = ""
 
     def __str__(self) -> str:
         rows, columns = self.stored.shape[-2:]
@@ -82,20 +87,32 @@ def find_scaled(
     weights: dict[str, ScaledWeight] = {}
     unread: dict[str, str] = {}
     for key in quantized:
-        tensor = stored[key]
+        tensor, name, packed = stored[key], key, ""
+        if key.endswith(_PACKED) and tensor.dtype == "I32" and _packs_bytes(quantization):
+            name, packed = key.removesuffix("_packed"), key
+            tensor = StoredTensor("I8", (*tensor.shape[:-1], 4 * tensor.shape[-1]))
         if tensor.dtype not in READ:
             continue
-        found = _scaled(key, tensor, stored, blocks)
+        found = _scaled(name, tensor, stored, blocks)
         if isinstance(found, ScaledWeight):
-            weights[key] = found
+            weights[name] = replace(found, packed=packed)
         else:
             unread[key] = found
     beside = {weight.scale for weight in weights.values()}
+    # The whole shape, which the packed one and the scales tell, too.
+    beside |= {each for name, w in weights.items() if w.packed for each in (w.packed, f"{name}_shape")}
     beside |= {key for key in stored if weights and _ACTIVATIONS.search(key)}
     for key in quantized:
         if key not in weights and key not in beside and key not in unread:
             unread[key] = f"is stored as {stored[key].dtype}"
     return ScaledWeights(weights, frozenset(beside), unread)
+
+
+def _packs_bytes(quantization: Options) -> bool:
+    """Whether all packed numbers of compressed-tensors are whole ones of 8 bits."""
+    groups = quantization.get("config_groups")
+    given = [group.get("weights") for group in groups.values()] if isinstance(groups, dict) else []
+    return bool(given) and all(one and (one.get("num_bits"), one.get("type")) == (8, "int") for one in given)
 
 
 def _scaled(

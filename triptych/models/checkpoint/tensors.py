@@ -60,6 +60,7 @@ class Checkpoint:
         found = read_scaled(self.path)
         self.scaled: dict[str, ScaledWeight] = found.weights
         self.files = {key: file for key, file in self._all.items() if key not in found.beside}
+        self.files |= {key: self._all[one.packed] for key, one in self.scaled.items() if one.packed}
 
     def read(
         self,
@@ -80,9 +81,10 @@ class Checkpoint:
                 if read >= MAPPED_BYTES:
                     tensors, read = open_tensors(file), 0
                 cut = (cuts or {}).get(name)
-                tensor = self._tensor(tensors, name, cut)
-                read += tensor.nbytes
                 weight = self.scaled.get(name)
+                packed = weight is not None and bool(weight.packed)
+                tensor = self._packed(tensors, name, cut) if packed else self._tensor(tensors, name, cut)
+                read += tensor.nbytes
                 if weight is not None:
                     scale = self._scale(weight, file, tensors, others)
                     dim, first = (0, 0) if cut is None else (cut.dim, cut.first)
@@ -101,9 +103,11 @@ class Checkpoint:
         for file, names in self._by_file(keys).items():
             with open_tensors(file) as tensors:
                 for name in names:
-                    whole = tensors.get_slice(name)
-                    each = _ITEM_BYTES.get(whole.get_dtype(), 1)
-                    size = math.prod(whole.get_shape()) * (dtype.itemsize if name in self.scaled else each)
+                    if name in self.scaled:
+                        size = self.scaled[name].stored.elements * dtype.itemsize
+                    else:
+                        whole = tensors.get_slice(name)
+                        size = math.prod(whole.get_shape()) * _ITEM_BYTES.get(whole.get_dtype(), 1)
                     cut = (cuts or {}).get(name)
                     total += size if cut is None else size * (cut.last - cut.first) // cut.whole
         return total
@@ -135,16 +139,30 @@ class Checkpoint:
             tensors_by_file.setdefault(self.files[key], []).append(key)
         return tensors_by_file
 
+    def _packed(self, tensors: safe_open, name: str, cut: Cut | None) -> torch.Tensor:
+        """A weight's whole numbers, or their part, of the tensor that has four in 32 bits."""
+        key = self.scaled[name].packed
+        if cut is None or cut.dim == 0:
+            return _unpacked(self._tensor(tensors, key, cut))
+        # A part may begin inside of 32 bits.
+        numbers = _unpacked(self._tensor(tensors, key, None))
+        if not cut.fits(list(numbers.shape)):
+            raise self._misfit(name, list(numbers.shape), cut)
+        return cut.of(numbers)
+
+    def _misfit(self, name: str, shape: list[int], cut: Cut) -> ConfigError:
+        return ConfigError(
+            f"MODEL={self.path}: its tensors do not fit its config.json: {name} is {shape}, where "
+            f"dimension {cut.dim} should be {cut.whole}: fetch the checkpoint again"
+        )
+
     def _tensor(self, tensors: safe_open, name: str, cut: Cut | None) -> torch.Tensor:
         if cut is None:
             return cast("torch.Tensor", tensors.get_tensor(name))  # type: ignore[no-untyped-call]
         whole = tensors.get_slice(name)  # type: ignore[no-untyped-call]
         shape = whole.get_shape()
         if not cut.fits(shape):
-            raise ConfigError(
-                f"MODEL={self.path}: its tensors do not fit its config.json: {name} is {shape}, where "
-                f"dimension {cut.dim} should be {cut.whole}: fetch the checkpoint again"
-            )
+            raise self._misfit(name, shape, cut)
         span = slice(cut.first, cut.last)
         part: torch.Tensor = whole[span] if cut.dim == 0 else whole[:, span]
         return part
@@ -161,7 +179,8 @@ class LazyTensor:
         dtype: torch.dtype,
         scales: safe_open | None,
     ) -> None:
-        self._tensors, self._key, self._weight = tensors, key, weight
+        self._tensors, self._weight = tensors, weight
+        self._key = key if weight is None else weight.packed or key
         self._floats, self._scales = dtype, scales
 
     @cached_property
@@ -179,8 +198,14 @@ class LazyTensor:
         if self._weight is None or self._scales is None:
             return cast("torch.Tensor", self._slice[index])  # type: ignore[index]
         part = cast("torch.Tensor", self._tensors.get_tensor(self._key))  # type: ignore[no-untyped-call]
+        part = _unpacked(part) if self._weight.packed else part
         scale = self._scales.get_tensor(self._weight.scale)  # type: ignore[no-untyped-call]
         return dequantized(self._weight, part, scale, self._floats)[index]  # type: ignore[index]
+
+
+def _unpacked(packed: torch.Tensor) -> torch.Tensor:
+    """int8 [..., 4 columns] of int32 [..., columns]: the lowest byte first, each number plus 128."""
+    return packed.contiguous().view(torch.uint8).bitwise_xor(128).view(torch.int8)
 
 
 def dequantized(

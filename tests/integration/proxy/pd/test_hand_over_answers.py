@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from support.data.traffic import WORDS
 from support.engine.pd_serving import ServedPD, tiny_model
+from support.engine.sharing import LOADED
+from support.fakes.fake_workers import MODEL
 from support.fakes.proxy_fakes import FakeCluster, raw_post
 from triptych.pd_worker.native import LoadedModel
 from triptych.store.embedding_store import EmbeddingStore
@@ -70,15 +73,26 @@ def hand_overs(cluster: FakeCluster) -> float:
     return sum(taken)
 
 
+def loaded_tokens(cluster: FakeCluster) -> float:
+    """Tokens whose KV the decode worker has found in the store."""
+    worker: Any = cluster.pd_workers[1]
+    registry = worker.worker.engine._metrics._metrics.registry
+    return float(registry.get_sample_value(LOADED, {"model_name": MODEL}) or 0.0)
+
+
 async def both(cluster: FakeCluster, **body: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """The reply of one worker, and the one that begins at the other, which is handed over."""
     ids = (await post(cluster, "/tokenize", prompt=PROMPT))["tokens"]
     assert len(PROMPT) // 4 < THRESHOLD <= len(ids)
     before = hand_overs(cluster)
-    whole = await post(cluster, "/v1/completions", prompt=PROMPT, max_tokens=TOKENS, **body)
+    body["max_tokens"] = TOKENS
+    # Of another salt each: neither finds what the other one has computed.
+    whole = await post(cluster, "/v1/completions", prompt=PROMPT, cache_salt=uuid.uuid4().hex, **body)
     assert hand_overs(cluster) == before
-    handed = await post(cluster, "/v1/completions", prompt=ids, max_tokens=TOKENS, **body)
+    loaded = loaded_tokens(cluster)
+    handed = await post(cluster, "/v1/completions", prompt=ids, cache_salt=uuid.uuid4().hex, **body)
     assert hand_overs(cluster) == before + body.get("n", 1)
+    assert loaded_tokens(cluster) >= loaded + len(ids) // 16 * 16, "the prompt was computed twice"
     return whole, handed
 
 

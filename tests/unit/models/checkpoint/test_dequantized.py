@@ -44,6 +44,8 @@ FORMATS = {
     ),
     "ct-int8-channel": compressed("int-quantized", num_bits=8, type="int", strategy="channel"),
     "ct-int8-group": compressed("int-quantized", num_bits=8, type="int", strategy="group", group_size=16),
+    "ct-packed8-channel": compressed("pack-quantized", num_bits=8, type="int", strategy="channel"),
+    "ct-packed8-group": compressed("pack-quantized", num_bits=8, type="int", strategy="group", group_size=16),
     "ct-int8-tensor": compressed("int-quantized", num_bits=8, type="int", strategy="tensor"),
 }
 
@@ -68,6 +70,7 @@ def test_every_format_gives_its_librarys_weights(form: Format, tmp_path: Path) -
     source = build_checkpoint("qwen3_vl", variant="sharded+tied")
     quantized, plain = write_quantized(source, tmp_path, form, is_decoders)
     assert Checkpoint(quantized).scaled
+    assert Checkpoint(quantized).files.keys() == Checkpoint(plain).files.keys()
     assert_alike(loaded(quantized), loaded(plain))
 
 
@@ -82,6 +85,7 @@ def test_every_format_gives_its_librarys_weights(form: Format, tmp_path: Path) -
         ("t5", "ct-int8-group"),
         ("LlavaNextForConditionalGeneration", "fp8-block"),
         ("LlavaNextForConditionalGeneration", "ct-int8-channel"),
+        ("LlavaNextForConditionalGeneration", "ct-packed8-group"),
         ("Qwen3VLMoeForConditionalGeneration", "fp8-block"),
         ("Qwen3_5MoeForConditionalGeneration", "fp8-block"),
         ("Glm4vMoeForConditionalGeneration", "ct-int8-channel"),
@@ -100,7 +104,7 @@ def test_every_family_and_class_reads_them(family: str, form: str, dtype: str, t
     [
         (3, fp8((48, 64))),
         (3, fp8((64, 48))),
-        *((2, FORMATS[n]) for n in ("ct-int8-channel", "ct-int8-group", "ct-fp8-tensor")),
+        *((2, FORMATS[n]) for n in ("ct-int8-channel", "ct-packed8-group", "ct-fp8-tensor")),
     ],
 )
 def test_a_rank_has_its_part_of_the_same_weights(size: int, form: Format, tmp_path: Path) -> None:
@@ -208,7 +212,11 @@ def int8(**more: torch.Tensor) -> dict[str, torch.Tensor]:
         ),
         (
             {"weight_packed": torch.ones(8, 1, dtype=torch.int32), "weight_scale": torch.ones(8, 1)},
-            {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+            {
+                "quant_method": "compressed-tensors",
+                "format": "pack-quantized",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}},
+            },
             r"compressed-tensors \(pack-quantized\)",
         ),
         (
