@@ -78,7 +78,7 @@ def load_model(config: PDConfig, *, other_peak: int = 0) -> LoadedModel:
     `other_peak` is what another model in this process takes of the device while it computes.
     """
     check_supported(Path(config.model), required_by_flags(config))
-    check_decoder(Path(config.model))
+    check_decoder(Path(config.model), config.device)
     check_prompts(Path(config.model))
     if config.tensor_parallel == 1:
         return _load(config, None, other_peak)
@@ -165,6 +165,7 @@ class NativeWorker(PDWorker):
             pacer=pacer,
             ranks=model.ranks,
         )
+        self._offer_stored_requests()
         metrics.busy.set_function(engine.beat.busy.share)
         producers = None if tracer is None else transfer.producers
         self.connect(
@@ -177,6 +178,15 @@ class NativeWorker(PDWorker):
             else EncDecPrompts(model.tokenizer, model.prompts.guarded, model.decoder, engine.max_model_len),
             traces=None if tracer is None or producers is None else PDTraces(tracer, producers),
         )
+
+    def _offer_stored_requests(self) -> None:
+        """Of a prefill worker: decode workers may have a request once they find its blocks."""
+        sharing = self.engine.sharing
+        if self.streams.offers_at_first_token and sharing is not None and sharing.saves is not None:
+            self.streams.offers_at_first_token = False
+            sharing.saves.on_stored = lambda request: self.streams.call_offer(
+                request.proxy_id, request.request_id, request.attempt
+            )
 
     def info(self, address: str, metrics_port: int) -> WorkerInfo:
         """The worker's registration."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +39,8 @@ from triptych.pd_worker.turn_pool import TurnPool
 from triptych.protos import pd_pb2
 from triptych.registry.matching import PREFILL, ROLE, ROLES, ROW_WIDTH
 from triptych.registry.registry import StoreReach
+
+logger = logging.getLogger(__name__)
 
 #: How often proxies get the engine's beat, in seconds.
 BEAT_SECONDS = 1.0
@@ -131,11 +134,17 @@ class PDModel:
         identity = model_identity(
             path, dtype=decoder.dtype, revision=config.model_revision, quantization=config.quantization
         )
+        defaults = generation_defaults(path)
+        if (beams := defaults.extra.get("num_beams")) not in (None, 1):
+            logger.warning(
+                "generation_config.json of MODEL=%s asks for beam search (num_beams %s), which is not done: "
+                "answers are those of num_beams=1, not those of transformers' generate with its defaults",
+                path,
+                beams,
+            )
         name = config.served_model_name or path.resolve().name
         pooling = GENERATES if decoder.cross is not None else read_pooling(path, tokenizer)
-        return cls(
-            path, name, decoder, identity, generation_defaults(path), prompts, tokenizer, pooling, **more
-        )
+        return cls(path, name, decoder, identity, defaults, prompts, tokenizer, pooling, **more)
 
 
 class PDEngine(EnginePort, Protocol):
@@ -219,8 +228,8 @@ class PDWorker:
     def registration(
         self, address: str, metrics_port: int, kind: str, capacity: Mapping[str, int]
     ) -> WorkerInfo:
-        """A registration with an engine's own `capacity`. The worker serves all namespaces of its
-        model_key."""
+        """A registration with an engine's own `capacity`. The worker takes embeddings of every namespace of
+        its tower, of which it names its own."""
         common = {
             "encoder_cache_bytes": self._config.embedding_memory,
             "max_num_seqs": self._config.max_num_seqs,
@@ -238,6 +247,7 @@ class PDWorker:
             incarnation=self._incarnation,
             model_key=self._model.identity.model_key,
             model=self._model.name,
+            namespaces=(self._model.identity.namespace,),
             capacity={**common, **capacity},
             modality=self._model.decoder.modality,
             kind=kind,

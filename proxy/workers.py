@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from triptych.base.errors import RETRY_AFTER, InvalidRequest, NotFound, Unavailable
+from triptych.base.hashing import tower_of
 from triptych.base.machine.worker_load import WorkerLoad
 from triptych.base.types import ITEMS, TASKS, WorkerInfo
 from triptych.proxy.call.validation import ModelKind
@@ -60,8 +61,14 @@ class _Model:
 
     name: str
     kind: ModelKind
-    #: Namespaces in the order in which they were first seen.
+    #: Those whose rows its PD workers take.
+    towers: set[str] = field(default_factory=set)
+    #: Namespaces of encoders in the order in which they were first seen.
     namespaces: list[str] = field(default_factory=list)
+
+    def takes(self, info: WorkerInfo) -> bool:
+        """Whether an encoder of another model key writes rows that its PD workers take."""
+        return any(tower_of(namespace) in self.towers for namespace in info.namespaces)
 
 
 class WorkersListener(Protocol):
@@ -107,10 +114,13 @@ class KnownWorkers:
 
     def declare(self, info: WorkerInfo) -> None:
         """Notes the worker's model. Keys are known from a PD worker on; namespaces come from encoders."""
+        if info.pool != "pd":
+            for key, known in self._models.items():
+                if key == info.model_key or known.takes(info):
+                    known.namespaces += [name for name in info.namespaces if name not in known.namespaces]
+            return
         model = self._models.get(info.model_key)
         if model is None:
-            if info.pool != "pd":
-                return
             kind = ModelKind(
                 bool(info.capacity.get("encoder_decoder")),
                 info.modality,
@@ -119,12 +129,12 @@ class KnownWorkers:
                 tuple(each for at, each in enumerate(ITEMS) if info.capacity.get("items", 0) >> at & 1),
             )
             model = self._models[info.model_key] = _Model(info.model, kind)
-        model.namespaces += [name for name in info.namespaces if name not in model.namespaces]
+        model.towers.update(map(tower_of, info.namespaces))
 
     def match_encoders(self) -> bool:
         """Compares the encoders with the PD workers; logs each that does not fit, once. Whether any changed.
 
-        A model key that has had a PD worker stays matched while those are away: its requests wait for them.
+        A model key, or tower, that has had a PD worker stays matched while those are away: its requests wait.
         """
         models = PDModels.of(worker.info for worker in self.workers.values())
         changed = False
@@ -135,10 +145,13 @@ class KnownWorkers:
             if mismatch != worker.mismatch:
                 _log_match(worker.info, mismatch)
                 worker.mismatch = mismatch
-            matched = mismatch is None or (mismatch.may_pass and worker.info.model_key in self._models)
+            matched = mismatch is None or (mismatch.may_pass and self._takes(worker.info))
             changed |= matched is not worker.matched
             worker.matched = matched
         return changed
+
+    def _takes(self, info: WorkerInfo) -> bool:
+        return info.model_key in self._models or any(model.takes(info) for model in self._models.values())
 
     def mismatches(self) -> Counter[str]:
         """Encoders whose embeddings no PD worker takes, by reason."""

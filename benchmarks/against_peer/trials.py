@@ -153,12 +153,17 @@ class Clients:
                 async with session.post(f"{url}/v1/chat/completions", data=request, headers=headers) as reply:
                     if reply.status != 200:
                         raise ValueError(f"HTTP {reply.status}: {(await reply.text())[:120]}")
-                    return await _tokens(reply.content)
+                    return await tokens_of(reply.content)
         raise ValueError("no server takes a connection")
 
 
-async def _tokens(stream: aiohttp.StreamReader) -> tuple[float, list[int]]:
-    """When the first token of a streamed answer came, and all; ValueError when it is cut short."""
+async def tokens_of(
+    stream: aiohttp.StreamReader, came: Callable[[], None] = lambda: None
+) -> tuple[float, list[int]]:
+    """When the first token of a streamed answer came, and all; ValueError when it is cut short.
+
+    `came` is called whenever there are some.
+    """
     result: list[int] = []
     first = 0.0
     async for line in stream:
@@ -169,7 +174,9 @@ async def _tokens(stream: aiohttp.StreamReader) -> tuple[float, list[int]]:
         if "error" in chunk:
             raise ValueError(str(chunk["error"])[:120])
         for choice in chunk.get("choices", ()):
-            result += choice.get("token_ids") or []
+            if tokens := choice.get("token_ids"):
+                result += tokens
+                came()
         first = first or (time.monotonic() if result else 0.0)
     if len(result) != TOKENS:
         raise ValueError(f"{len(result)} of {TOKENS} tokens came")

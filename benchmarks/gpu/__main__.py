@@ -1,6 +1,6 @@
-"""Everything that is to be known of a GPU: checks and `tests/gpu`, steps of engines, towers and transfers.
+"""Everything that is to be known of a GPU: checks and `tests/gpu`, engines, towers, and what is deployed.
 
-    python -m benchmarks gpu [checks] [engines] [towers] [--minutes 8] [--page FILE]
+    python -m benchmarks gpu [checks] [engines] [towers] [deployed] [--minutes 8] [--page FILE]
     python -m benchmarks gpu --rehearse --page FILE                     # small, without a GPU
 
 Each part is a process with a deadline, after which the page has what was measured until then. The page keeps
@@ -28,7 +28,7 @@ from triptych_bench.goodput.report.machine import commit
 RESULT = RESULTS / "gpu.md"
 _ROOT = Path(__file__).resolve().parents[2]
 #: The module of each part, in the order in which they run.
-_PARTS = {"checks": "first_checks", "engines": "engines", "towers": "towers"}
+_PARTS = {"checks": "first_checks", "engines": "engines", "towers": "towers", "deployed": "deployed"}
 
 
 def main(argv: list[str] | None = None) -> int:

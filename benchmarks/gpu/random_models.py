@@ -18,7 +18,7 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from triptych.base.types import JsonObject
-from triptych.models.checkpoint.folder import Checkpoint, Cut
+from triptych.models.checkpoint.tensors import Checkpoint, Cut
 
 _DEMO = Path(__file__).resolve().parents[2] / "triptych" / "demo"
 #: The bundled models, of which a random one has the tokenizer, the processor and the rest of config.json.
@@ -74,6 +74,38 @@ def _write_header(model: PreTrainedModel, file: Path) -> None:
         stream.truncate(8 + len(text) + end)
 
 
+def fill_weights(folder: Path, device: torch.device) -> Path:
+    """Puts random weights, made on `device`, into the folder's file, and what vLLM reads beside them."""
+    file, generator = folder / "model.safetensors", torch.Generator(device).manual_seed(0)
+    with file.open("r+b") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(length))
+        for name, entry in header.items():
+            stream.seek(8 + length + entry["data_offsets"][0])
+            weight = _random(name, entry["shape"], torch.bfloat16, device, generator)
+            stream.write(weight.cpu().contiguous().view(torch.uint8).numpy().data)
+    image = json.loads((folder / "preprocessor_config.json").read_text())
+    video = {key: value for key, value in image.items() if key != "image_processor_type"}
+    processor = {
+        "processor_class": "Qwen3VLProcessor",
+        "image_processor": image,
+        "video_processor": video | {"video_processor_type": "Qwen3VLVideoProcessor"},
+    }
+    (folder / "processor_config.json").write_text(json.dumps(processor))
+    return folder
+
+
+def _random(
+    name: str, shape: list[int], dtype: torch.dtype, device: torch.device, generator: torch.Generator
+) -> torch.Tensor:
+    if len(shape) == 1:
+        fill = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+        return torch.full(shape, fill, dtype=dtype, device=device)
+    # As large as after common initialisations: no activation grows from layer to layer.
+    scale = 1 / math.sqrt(math.prod(shape[1:]))
+    return torch.randn(shape, generator=generator, dtype=dtype, device=device).mul_(scale)
+
+
 @contextmanager
 def random_weights(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """Inside, the tensors of every checkpoint that is read are random ones of their shapes, on `device`."""
@@ -81,13 +113,7 @@ def random_weights(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
 
     def tensor(checkpoint: Checkpoint, tensors: Any, name: str, cut: Cut | None) -> torch.Tensor:
         whole = tensors.get_slice(name)
-        shape = whole.get_shape()
-        if len(shape) == 1:
-            fill = 1.0 if "norm" in name and name.endswith("weight") else 0.0
-            return torch.full(shape, fill, dtype=dtype, device=device)
-        # As large as after common initialisations: no activation grows from layer to layer.
-        scale = 1 / math.sqrt(math.prod(shape[1:]))
-        return torch.randn(shape, generator=generator, dtype=dtype, device=device).mul_(scale)
+        return _random(name, whole.get_shape(), dtype, device, generator)
 
     with patch.object(Checkpoint, "_tensor", tensor):
         yield

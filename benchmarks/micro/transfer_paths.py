@@ -55,14 +55,16 @@ def _read(url: str, pipe: Connection) -> None:
 class Workers:
     """An encoder worker's connectors, by the store alone and by all paths, and a PD worker's process."""
 
-    def __init__(self, url: str, read: Callable[[str, Connection], None] = _read) -> None:
+    def __init__(
+        self, url: str, read: Callable[[str, Connection], None] = _read, host: str = "127.0.0.1"
+    ) -> None:
         self._pipe, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")
         self._reader = context.Process(target=read, args=(url, theirs), daemon=True)
         self._reader.start()
         self._store = redis.Redis.from_url(url)
         config = ECTransferConfig(store_url=url, ec_role="producer")
-        direct = DirectTransfer(memory=256 * MIB, host="127.0.0.1")
+        direct = DirectTransfer(memory=256 * MIB, host=host)
         self._roles = [TransferRole(config), TransferRole(replace(config, direct=direct))]
         self._reader_cpu = 0.0
 

@@ -208,7 +208,8 @@ class BlockLoads:
             for block in held:
                 pool.add_reference(block)
             try:
-                look.full = len(new) + self._spare() > pool.num_free
+                # Those that were put in before are free, too, and stay.
+                look.full = len(look.digests) + len(new) + self._spare() > pool.num_free
                 if new and not look.full:
                     self._write([digests[index] for index in new], body.view(len(digests), -1), new)
                     self._metrics.shared_kv_loaded_bytes.inc(len(body))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from triptych.base.config import PDConfig, format_size
+from triptych.base.errors import ConfigError
 from triptych.base.metrics import PDMetrics
 from triptych.models.base import DecoderSide
 from triptych.pd_worker.core.outputs import SchedulerOutput
@@ -19,6 +20,7 @@ from triptych.pd_worker.kv_sharing.kv_copier import KVCopier
 from triptych.pd_worker.kv_sharing.stored_kv import StoredKV
 from triptych.pd_worker.kv_sharing.transfers import KVTransfers
 from triptych.pd_worker.runner.model_runner import ModelRunner
+from triptych.store.topology.location import parse_store
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +81,11 @@ def prefix_sharing(
     if reason := _unshared(config, decoder):
         logger.warning("prefixes are not shared: %s", reason)
         return None
+    url = config.kv_store or config.store
+    try:
+        parse_store(url)
+    except ConfigError as error:
+        raise ConfigError(f"{'--kv-store' if config.kv_store else '--store'}: {error}") from error
     kv, geometry = scheduler.kv, decoder.geometry
     copier = KVCopier(runner.kv_cache, runner.states)
     form = StoredKV(
@@ -98,7 +105,7 @@ def prefix_sharing(
         )
         return None
     share = 1.0 if config.kv_store else config.kv_store_share
-    transfers = KVTransfers(config.kv_store or config.store, config.share_memory, share)
+    transfers = KVTransfers(url, config.share_memory, share)
     rule = CostRule(form.block_bytes // kv.block_size, asked=config.share_prefixes == "auto")
     parts = form, kv, copier, transfers, rule, metrics
     saves = BlockSaves(*parts) if config.saves_kv else None
@@ -122,6 +129,8 @@ def _unshared(config: PDConfig, decoder: DecoderSide) -> str:
         return "an encoder-decoder model's prompt is short, and its cross table is made of its item again"
     if config.tensor_parallel > 1:
         return "each rank of --tensor-parallel has a part of every block"
+    if not (config.kv_store or config.store):
+        return "there is no store: give --store or --kv-store"
     if not config.prefix_caching:
         return "blocks are found by prefix: leave out --no-prefix-caching"
     return ""

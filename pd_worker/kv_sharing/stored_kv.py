@@ -51,9 +51,8 @@ class StoredKV:
         self.state_bytes = state_bytes
         self.block_bytes = width * DTYPE_BYTES[dtype]
         self.group_blocks = max(1, min(GROUP_BLOCKS, GROUP_BYTES // self.block_bytes))
-        layout = (
-            f"{FORM_VERSION} {LAYOUT_VERSION} {block_size} {self.group_blocks} {list(shapes)} {state_bytes}"
-        )
+        sizes = f"{block_size} {width} {self.group_blocks} {list(shapes)} {state_bytes}"
+        layout = f"{FORM_VERSION} {LAYOUT_VERSION} {sizes}"
         self.namespace = framed_digest(
             (
                 ("domain", b"triptych.kv.v1"),

@@ -71,9 +71,10 @@ class KVTransfers:
         return self._client.submit(work)
 
     def close(self) -> None:
-        """Ends all transfers."""
-        self._client.closed = True
-        self._client.close()
+        """Ends all transfers. Idempotent."""
+        if not self._client.closed:
+            self._client.closed = True
+            self._client.close()
 
     def has_room(self, nbytes: int) -> bool:
         """Whether a value of this size may wait for its save."""

@@ -30,6 +30,8 @@ _NATIVE = {
     "preemption": "vLLM computes again",
     "max_num_batched_tokens": "give vLLM's --max-num-batched-tokens",
     "block_size": "give vLLM's --block-size",
+    "share_prefixes": "give vLLM's --kv-transfer-config",
+    "kv_store": "give vLLM's --kv-transfer-config",
 }
 #: Flags that a vLLM of the worker's own is started with; one at --engine-url has its own.
 _SERVERS = {
@@ -169,7 +171,7 @@ def choose_engine(config: PDConfig, architecture: str, program: str, task: Task 
     if not config.device.startswith("cuda"):
         return EngineChoice("native", f"--device is {config.device}")
     known = CLASSES.get(architecture)
-    if known is None or not known.one_run:
+    if known is None:
         return EngineChoice("native", f"{architecture} is not served through vLLM")
     if task != "generate" and not known.pooled:
         return EngineChoice("native", f"pictures of {architecture} are not known to be pooled by vLLM")

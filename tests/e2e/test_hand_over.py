@@ -37,4 +37,17 @@ async def test_36_requests_at_once_are_handed_over_and_get_the_tokens_of_generat
     [proxy] = cluster.metrics("proxy")
     assert proxy["triptych_hand_overs_total"] >= len(cases)
     assert proxy.get("triptych_resumes_total", 0.0) == 0.0, "a hand-over is no loss"
+    assert_found(cluster)
     assert_at_rest(cluster)
+
+
+def assert_found(cluster: Cluster) -> None:
+    """The decode worker has loaded what the prefill worker computed."""
+    workers = cluster.metrics("pd")
+    saved, loaded, looked_up = (
+        max(worker.get(f"triptych_pd_shared_kv_{what}_tokens_total", 0.0) for worker in workers)
+        for what in ("saved", "loaded", "looked_up")
+    )
+    assert saved > 0
+    # Blocks that output tokens have filled since are looked for, too, and are not saved.
+    assert loaded > 0.75 * looked_up, "right answers prove nothing: what is not found is computed"

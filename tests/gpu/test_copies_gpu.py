@@ -18,12 +18,16 @@ from support.engine.failing_copies import fail_each_in_turn, fail_swaps_of_cross
 from support.engine.prompts import SIX
 from support.engine.tight_engine import ServerlessStore, mark_of, wide_feature
 from support.engine.transfers import wait_for
+from triptych.base.machine.device import Device
 from triptych.base.machine.graphs import CudaGraph, GraphBackend
+from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import ECTransferConfig, EncoderOutput
 from triptych.ec_connector.connectors import host_buffers
 from triptych.ec_connector.connectors.redis import RedisConnectorWorker
 from triptych.ec_connector.metadata import Fetch, LoadId, TransferMetadata
 from triptych.encoder_worker import host_copier
+from triptych.integrations.vllm.host_copies import HostCopies, locked_pool
+from triptych.integrations.vllm.rows import read_rows, source_of
 
 pytestmark = pytest.mark.gpu
 
@@ -181,3 +185,22 @@ def _error(rows: torch.Tensor, reference: torch.Tensor) -> float:
     """The largest difference, as a share of the largest element."""
     assert torch.isfinite(rows).all()
     return float((rows.float() - reference).abs().max() / reference.abs().max())
+
+
+def test_rows_for_vllm_come_from_page_locked_pieces_beside_the_model() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    pool = locked_pool(1 << 24, device)
+    assert pool is not None
+    copies, stream = HostCopies(1 << 24, pool=pool), Device.of(device).copy_stream()
+    for number in range(8):
+        rows = torch.randn(512, 1024).to(torch.bfloat16)
+        plan = ItemPlan("a" * 64, "b" * 64, "image", 512, 1024, "bfloat16", 512)
+        copy = copies.allocate(plan)
+        assert not isinstance(copy, int)
+        start = 0
+        for piece in copy.pieces:
+            piece.copy_(rows.view(torch.uint8).reshape(-1)[start : start + piece.numel()])
+            start += piece.numel()
+        read = read_rows(source_of(copy), device, torch.bfloat16, stream)
+        assert torch.equal(read.cpu(), rows), number
+        copies.free(copy)

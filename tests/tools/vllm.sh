@@ -7,6 +7,8 @@ set -eu
 home=${1:?a folder to install into}
 here=$(cd "$(dirname "$0")/../.." && pwd)
 version=0.32.0
+# The release that has no CPU build yet: its sources are compared with what we use, not run.
+next=0.33.0
 torch=2.13.0
 torchvision=0.28.0
 
@@ -29,5 +31,12 @@ pip install num2words
 # async-timeout: redis imports it below Python 3.11.3.
 pip install --no-deps --target "$home/packages" -c "$here/constraints.txt" \
   msgpack redis hiredis xxhash blake3 async-timeout grpcio-health-checking
+rm -rf "$home/next"
+pip download --no-deps -d "$home/wheels" "vllm==$next"
+"$home/venv/bin/python" -c 'import sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as wheel:
+    wheel.extractall(sys.argv[2], [name for name in wheel.namelist() if name.endswith(".py")])' \
+  "$home"/wheels/vllm-$next-*.whl "$home/next"
+rm "$home"/wheels/vllm-$next-*.whl
 HF_HUB_OFFLINE=1 "$home/venv/bin/vllm" --version
 touch "$home/.installed"

@@ -14,6 +14,15 @@ from triptych.base.errors import InvalidRequest
 MM_HASH = re.compile(r"[0-9a-f]{64}")
 #: Names the purpose, so that no other digest of the same fields is ever equal.
 DOMAIN = b"triptych.mm_hash.v1"
+_TOWER_CHARACTERS = 32
+
+
+def tower_of(namespace: str) -> str:
+    """The half of a namespace that says which rows they are, whatever prepares the items.
+
+    Decoders of one tower take the rows of encoders with other processor settings or another Pillow, too.
+    """
+    return namespace[:_TOWER_CHARACTERS]
 
 
 def framed_digest(fields: Iterable[tuple[str, bytes | memoryview]]) -> str:

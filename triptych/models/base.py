@@ -29,6 +29,8 @@ from triptych.models.video.clip import Clip, ClipInfo, SegmentEnds
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+    from triptych.models.weights.loading import KeyMap
+
 #: Media that a class takes by a getter of their own, beside that of pictures, and their modalities.
 APART = {"pixel_values_videos": "video", "input_features": "audio", "input_values": "audio"}
 #: Media as a family's `preprocess` takes them: an RGB picture, an `AudioFile`, or the bytes of a text.
@@ -88,6 +90,11 @@ class EncoderSide(ABC):
     def processor_config(cls, path: Path) -> JsonObject:
         """The settings that decide the tower's input: part of the namespace. ConfigError without them."""
         return ImageProcessor(path).config
+
+    @classmethod
+    def has_known_keys(cls, path: Path, keys: KeyMap) -> bool:
+        """Whether `keys` name all of the checkpoint's tensors on which rows depend."""
+        return True
 
     def fuse(self) -> None:
         """Fuses layers of the loaded module where the results stay the same."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -15,11 +16,12 @@ import torch
 from blake3 import blake3
 
 from triptych.base.errors import ConfigError
-from triptych.base.hashing import framed_digest
+from triptych.base.hashing import framed_digest, tower_of
 from triptych.base.progress import BYTES, Progress
 from triptych.base.types import JsonObject
+from triptych.models.checkpoint.config import load_config
 from triptych.models.checkpoint.folder import read_config, safetensors_files
-from triptych.models.registry import family_of
+from triptych.models.registry import Family, family_of
 from triptych.models.weights.quantization import NONE, decoder_is_quantized, encoder_is_quantized
 
 logger = logging.getLogger(__name__)
@@ -50,15 +52,37 @@ _TOKENIZER_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
+#: Those of them that turn text into tokens: a plan has the tokens that stand for an item.
+_VOCABULARY_FILES = frozenset(
+    name for name in _TOKENIZER_FILES if not name.startswith(("chat_template", "tokenizer_config"))
+)
+#: Of tokenizer.json: what a call of it changes.
+_OF_CALLS = frozenset({"truncation", "padding"})
 #: Of config.json: what transformers notes about itself and about where the folder lay.
 _INCIDENTAL = frozenset({"_name_or_path", "transformers_version"})
+#: Of any part: what no row depends on. The dtype is given, and a quantized tower's tensors are digested.
+_NOT_OF_ROWS = _INCIDENTAL | {"dtype", "torch_dtype", "use_cache", "quantization_config"}
+#: Of the text model's part, and of the whole where it has one: what its decoder alone reads.
+_TEXT_PARTS = ("text_config", "llm_config", "language_config")
+_SPECIAL_TOKENS = frozenset({"bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings"})
+_OF_DECODERS = _SPECIAL_TOKENS | {
+    "attention_dropout",
+    "initializer_range",
+    "max_position_embeddings",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "sliding_window",
+    "vocab_size",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
     """`model_key` names model, weights, tokenizer, dtype and quantization; `namespace` what embeddings are.
 
-    Models whose encoders compute alike have one namespace, however their decoders are quantized.
+    Checkpoints whose towers compute alike have one namespace, whatever their decoders are: fine-tunes with a
+    frozen tower, and the quantized form of a checkpoint.
     """
 
     model_key: str
@@ -71,36 +95,89 @@ def model_identity(
 ) -> ModelIdentity:
     """The identity of a checkpoint; `revision` stands for the weights where given, else they are digested."""
     path = Path(path)
-    config = {name: value for name, value in read_config(path).items() if name not in _INCIDENTAL}
-    weights = f"revision:{revision}" if revision else _weights_digest(path)
+    raw = read_config(path)
+    config = {name: value for name, value in raw.items() if name not in _INCIDENTAL}
+    family = family_of(path)
+    weights, tower = (f"revision:{revision}",) * 2 if revision else _weights_digests(path, family)
+    named = str(dtype).removeprefix("torch.").encode()
     parts = [
         ("domain", b"triptych.model_key"),
         ("layout", str(LAYOUT_VERSION).encode()),
         ("config", json.dumps(config, sort_keys=True).encode()),
         ("weights", weights.encode()),
         ("tokenizer", _tokenizer_digest(path).encode()),
-        ("dtype", str(dtype).removeprefix("torch.").encode()),
+        ("dtype", named),
     ]
     plain_key = framed_digest(parts)
     quantized_key = framed_digest([*parts, ("quantization", quantization.encode())])
-    encoder = family_of(path).encoder
-    encoder_key = quantized_key if encoder_is_quantized(quantization) else plain_key
-    return ModelIdentity(
-        quantized_key if decoder_is_quantized(quantization) else plain_key,
-        _namespace(encoder.processor_config(path), encoder_key),
-        encoder.modality_of(path),
-    )
-
-
-def _namespace(config: JsonObject, model_key: str) -> str:
-    processor = json.dumps(config, sort_keys=True, default=str)
-    return framed_digest(
+    modality = family.encoder.modality_of(path)
+    # Of texts, all that prepares the tower's input.
+    vocabulary = _tokenizer_digest(path) if modality == "text" else _vocabulary_digest(path)
+    encoder, of_rows = family.encoder, _config_of_rows(_read_config(path, raw))
+    rows = framed_digest(
         (
-            ("domain", b"triptych.namespace"),
-            ("model_key", model_key.encode()),
-            ("processor", processor.encode()),
+            ("domain", b"triptych.tower"),
+            ("layout", str(LAYOUT_VERSION).encode()),
+            (
+                "config",
+                json.dumps(of_rows, sort_keys=True, default=str).encode(),
+            ),
+            ("weights", tower.encode()),
+            ("vocabulary", vocabulary.encode()),
+            ("dtype", named),
+            ("quantization", (quantization if encoder_is_quantized(quantization) else NONE).encode()),
         )
     )
+    return ModelIdentity(
+        quantized_key if decoder_is_quantized(quantization) else plain_key,
+        _namespace(encoder.processor_config(path), rows),
+        modality,
+    )
+
+
+def _namespace(config: JsonObject, rows: str) -> str:
+    """64 hex characters, of which `tower_of` is that of `rows`."""
+    processor = json.dumps(config, sort_keys=True, default=str)
+    items = framed_digest(
+        (("domain", b"triptych.namespace"), ("rows", rows.encode()), ("processor", processor.encode()))
+    )
+    return tower_of(rows) + items[len(tower_of(rows)) :]
+
+
+def _read_config(path: Path, raw: JsonObject) -> JsonObject:
+    """As transformers reads it, which releases of it write down in different ways, else as it is."""
+    try:
+        read: JsonObject = load_config(path).to_dict()
+    except ConfigError:
+        return raw
+    return read
+
+
+def _config_of_rows(config: JsonObject) -> JsonObject:
+    """config.json without what no row depends on; all of what is not known to be so is kept."""
+    has_text = any(isinstance(config.get(name), dict) for name in _TEXT_PARTS)
+    left_out = _NOT_OF_ROWS | _SPECIAL_TOKENS if has_text else _NOT_OF_ROWS
+    kept: JsonObject = {}
+    for name, value in config.items():
+        if name in left_out:
+            continue
+        if isinstance(value, dict):
+            out = _NOT_OF_ROWS | _OF_DECODERS if name in _TEXT_PARTS else _NOT_OF_ROWS
+            value = {key: each for key, each in value.items() if key not in out}
+        kept[name] = value
+    return kept
+
+
+def _vocabulary_digest(path: Path) -> str:
+    files = {name: path / name for name in _VOCABULARY_FILES if (path / name).is_file()}
+    held = {name: file.read_bytes() for name, file in files.items()}
+    if "tokenizer.json" in held:
+        with contextlib.suppress(ValueError):
+            given = json.loads(held["tokenizer.json"])
+            given = {key: value for key, value in given.items() if key not in _OF_CALLS}
+            # It has all of the others in it.
+            held = {"tokenizer.json": json.dumps(given, sort_keys=True).encode()}
+    return framed_digest(sorted(held.items()))
 
 
 def _tokenizer_digest(path: Path) -> str:
@@ -108,22 +185,28 @@ def _tokenizer_digest(path: Path) -> str:
     return framed_digest((name, file.read_bytes()) for name, file in files if file.is_file())
 
 
-def _weights_digest(path: Path) -> str:
-    """Digest of the tensors, cached in a sidecar file with the stamps of the files that it is of."""
+def _weights_digests(path: Path, family: Family) -> tuple[str, str]:
+    """Digests of all tensors and of the tower's, cached in a sidecar file with the stamps of the files."""
     files = safetensors_files(path)
     stamps = [_stamp(file) for file in files]
     sidecar = _sidecar(path)
     known = _recall(sidecar, stamps)
-    if known:
+    if known is not None:
         return known
-    tower = family_of(path).keys.encoder_names
+    names_of = family.keys.encoder_names
     total = sum(file.stat().st_size for file in files)
     with Progress("digesting weights", total, BYTES) as running:
-        tensors = sorted(entry for file in files for entry in _tensor_digests(file, tower, running.advance))
+        found = (entry for file in files for entry in _tensor_digests(file, names_of, running.advance))
+        tensors = sorted(found)
     digest = framed_digest((key, value.encode()) for key, value in tensors)
+    tower = digest
+    if family.encoder.has_known_keys(path, family.keys):
+        names = names_of([key for key, _ in tensors])
+        # By their names in the module: other releases spell the keys otherwise.
+        tower = framed_digest(sorted((names[key], value.encode()) for key, value in tensors if key in names))
     if all(time.time_ns() - _changed_ns(file) > _SETTLED_SECONDS * 1e9 for file in files):
-        _remember(sidecar, stamps, digest)
-    return digest
+        _remember(sidecar, stamps, digest, tower)
+    return digest, tower
 
 
 def _stamp(file: Path) -> list[str | int]:
@@ -208,21 +291,22 @@ def _sidecar(path: Path) -> Path:
     return base / "triptych" / "weights" / f"{blake3(str(path.resolve()).encode()).hexdigest()[:32]}.json"
 
 
-def _recall(sidecar: Path, stamps: list[list[str | int]]) -> str:
-    """The digest noted for exactly these files; "" if none is, or none can be read."""
+def _recall(sidecar: Path, stamps: list[list[str | int]]) -> tuple[str, str] | None:
+    """The digests noted for exactly these files; None if none are, or none can be read."""
     try:
         cached = json.loads(sidecar.read_text(encoding="utf-8"))
-        if cached["files"] == stamps and cached["layout"] == LAYOUT_VERSION:
-            return str(cached["digest"])
+        # Earlier releases noted none of the tower.
+        if cached["files"] == stamps and cached["layout"] == LAYOUT_VERSION and cached.get("tower"):
+            return str(cached["digest"]), str(cached["tower"])
     except FileNotFoundError:
-        return ""
+        return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         logger.info("weights are digested again: %s cannot be read (%s)", sidecar, error)
-    return ""
+    return None
 
 
-def _remember(sidecar: Path, stamps: list[list[str | int]], digest: str) -> None:
-    text = json.dumps({"layout": LAYOUT_VERSION, "files": stamps, "digest": digest})
+def _remember(sidecar: Path, stamps: list[list[str | int]], digest: str, tower: str) -> None:
+    text = json.dumps({"layout": LAYOUT_VERSION, "files": stamps, "digest": digest, "tower": tower})
     aside = sidecar.with_name(f"{sidecar.name}.{os.getpid()}")
     try:
         sidecar.parent.mkdir(parents=True, exist_ok=True)

@@ -21,6 +21,7 @@ from triptych.models.checkpoint.folder import read_config
 from triptych.models.checkpoint.quantized import check_decoder, check_tower
 from triptych.models.defaults import generation_defaults, resolve_device, resolve_dtype
 from triptych.models.parallel.tensor_parallel import TensorParallel
+from triptych.models.weights.dequantization import check_room
 from triptych.models.weights.loading import KeyMap
 from triptych.models.weights.prepack import fuse_gelu, prepack
 from triptych.models.weights.quantization import (
@@ -160,6 +161,7 @@ def load_encoder(
         check_w8a8(quantization, device)
     family = family_of(path)
     check_tower(path, family.keys.encoder_names)
+    check_room(path, family.keys.encoder_names, device=device, dtype=dtype, in_8_bits=quantize)
     side = family.encoder.load(Path(path), device=device, dtype=dtype, quantize=quantize)
     speed_up_encoder(side, quantization)
     # Layers were copied one by one, and left holes between those that stay.
@@ -191,13 +193,16 @@ def load_decoder(
     """
     if inputs_are_quantized(quantization):
         check_w8a8(quantization, device)
-    check_decoder(path)
-    side = family_of(path).decoder.load(
+    check_decoder(path, device)
+    family, quantize = family_of(path), decoder_is_quantized(quantization)
+    ranks = parallel.size if parallel is not None else 1
+    check_room(path, family.keys.decoder_names, device=device, dtype=dtype, in_8_bits=quantize, ranks=ranks)
+    side = family.decoder.load(
         Path(path),
         device=device,
         dtype=dtype,
         attn_implementation=attn_implementation,
-        quantize=decoder_is_quantized(quantization),
+        quantize=quantize,
         parallel=parallel if parallel is not None and parallel.size > 1 else None,
     )
     speed_up_decoder(side, quantization)

@@ -1,7 +1,8 @@
 """Check that an encoder worker's embeddings fit the PD workers of its model. Pure: from registrations alone.
 
-A PD worker takes the embeddings of its model key, in rows of its decoder's width. An encoder worker of
-another key is of no use to it, and is what a rolling update looks like before the new PD workers are there.
+A PD worker takes the embeddings of its model key and of every checkpoint with the same tower, in rows of its
+decoder's width. Another encoder worker is of no use to it, and is what a rolling update looks like before the
+new PD workers are there. PD workers of 0.2.0 and before name no tower: their model key alone counts.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from triptych.base.errors import printable
+from triptych.base.hashing import tower_of
 from triptych.base.types import WorkerInfo
 
 #: The name in a registration's `capacity` of the width of an embedding's row; 0 or none: it names none.
@@ -53,9 +55,10 @@ class Mismatch:
 
 @dataclass(slots=True)
 class PDModels:
-    """The models of the PD workers, by key and by name."""
+    """The models of the PD workers, by key, tower and name."""
 
     by_key: dict[str, WorkerInfo] = field(default_factory=dict)
+    by_tower: dict[str, WorkerInfo] = field(default_factory=dict)
     keys_of: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
@@ -65,6 +68,8 @@ class PDModels:
             if info.pool == "pd" and info.model_key not in models.by_key:
                 models.by_key[info.model_key] = info
                 models.keys_of.setdefault(info.model, []).append(info.model_key)
+                for namespace in info.namespaces:
+                    models.by_tower.setdefault(tower_of(namespace), info)
         return models
 
     def mismatch(self, encoder: WorkerInfo) -> Mismatch | None:
@@ -73,23 +78,27 @@ class PDModels:
             return Mismatch("namespace", "its registration names no namespace: update it to this release")
         if not self.by_key:
             return None
-        pd_worker = self.by_key.get(encoder.model_key)
+        pd_worker = self.by_key.get(encoder.model_key) or self._of_tower(encoder)
         if pd_worker is None:
             return self._other_key(encoder)
         if encoder.modality != pd_worker.modality:
             return Mismatch(
                 "modality",
-                f"it encodes {_plain(encoder.modality)}, but the PD workers of its model key take "
+                f"it encodes {_plain(encoder.modality)}, but the PD workers of its tower take "
                 f"{_plain(pd_worker.modality)}: start both from the same checkpoint and release",
             )
         given, taken = encoder.capacity.get(ROW_WIDTH, 0), pd_worker.capacity.get(ROW_WIDTH, 0)
         if given and taken and given != taken:
             return Mismatch(
                 "row_width",
-                f"its rows are {given} wide, but the PD workers of its model key take {taken}: start both "
+                f"its rows are {given} wide, but the PD workers of its tower take {taken}: start both "
                 "from the same checkpoint and release",
             )
         return None
+
+    def _of_tower(self, encoder: WorkerInfo) -> WorkerInfo | None:
+        found = (self.by_tower.get(tower_of(namespace)) for namespace in encoder.namespaces)
+        return next((info for info in found if info is not None), None)
 
     def _other_key(self, encoder: WorkerInfo) -> Mismatch:
         keys = self.keys_of.get(encoder.model)
@@ -103,9 +112,9 @@ class PDModels:
         known = ", ".join(_plain(key) for key in keys[:_MAX_NAMED])
         return Mismatch(
             "model_key",
-            f"its model key is {_plain(encoder.model_key)}, but its model is decoded with {known}; it gets "
-            "no jobs until one of its key registers, as in a rolling update; else give both the same "
-            "checkpoint, --model-revision, --dtype and --quantization",
+            f"its model key is {_plain(encoder.model_key)}, but its model is decoded with {known}, of "
+            "another tower; it gets no jobs until one of its key or tower registers, as in a rolling "
+            "update; else give both the same checkpoint, --model-revision, --dtype and --quantization",
         )
 
 

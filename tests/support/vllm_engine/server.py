@@ -58,6 +58,16 @@ class VllmServer:
         ]
         self._process: subprocess.Popen[bytes] | None = None
 
+    @classmethod
+    def of_words(cls, words: Sequence[str], log: Path) -> VllmServer:
+        """One of the words behind `vllm serve` as they are, and a name, a port and limits for a test."""
+        server = cls(Path(words[0]), log, "ec_consumer", {})
+        small = ("--max-model-len", "2048", "--max-num-seqs", "16", "--enforce-eager")
+        limits = ("--limit-mm-per-prompt", '{"image": 8, "video": 0}')
+        own = ("--served-model-name", "model", "--host", "127.0.0.1", "--port", str(server.port))
+        server._command = [str(HOME / "venv" / "bin" / "vllm"), "serve", *words, *own, *small, *limits]
+        return server
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,3 +107,39 @@ def test_the_chart_of_the_kind_job_has_the_objects_that_it_asks_for() -> None:
     assert "scaledobject" in {kind for kind, _ in made}
     [key] = [one for one in manifests if one["metadata"]["name"] == secrets[0]]
     assert "key" in {**key.get("data", {}), **key.get("stringData", {})}
+
+
+def release_step(job: str, name: str) -> str:
+    """The script of a step of the release workflow."""
+    [step] = [
+        one for one in load(FOLDER / "release.yml")["jobs"][job]["steps"] if one.get("name", "") == name
+    ]
+    return str(step["run"])
+
+
+def test_a_release_builds_every_image_and_names_it_without_capitals(tmp_path: Path) -> None:
+    images = load(FOLDER / "release.yml")["jobs"]["images"]
+    built = {one["image"] for one in images["strategy"]["matrix"]["include"]}
+    assert built == {file.stem for file in (ROOT / "deploy" / "docker").glob("*.Dockerfile")}
+    script = release_step("images", "the prefix of images, which has no capitals")
+    environment = {"GITHUB_REPOSITORY": "Some-Owner/Triptych", "GITHUB_ENV": str(tmp_path / "env")}
+    subprocess.run(["bash", "-eu", "-c", script], env=environment, check=True, timeout=20)
+    assert (tmp_path / "env").read_text() == "IMAGE_PREFIX=ghcr.io/some-owner/triptych/triptych-\n"
+
+
+def test_a_released_chart_and_its_examples_name_the_registry_that_the_images_are_pushed_to(tmp_path):
+    chart = tmp_path / "deploy" / "helm" / "triptych"
+    shutil.copytree(ROOT / "deploy" / "helm" / "triptych", chart)
+    script = release_step("chart", "the chart and its examples name this release's images")
+    environment = {"GITHUB_REPOSITORY": "Some-Owner/Triptych", "PATH": os.environ["PATH"]}
+    subprocess.run(["bash", "-eu", "-c", script], cwd=tmp_path, env=environment, check=True, timeout=20)
+    values = yaml.safe_load((chart / "values.yaml").read_text())
+    for file in (None, *sorted((chart / "examples").glob("*.yaml"))):
+        given = yaml.safe_load(file.read_text()) if file is not None else {}
+        if given.get("image", {}).get("registry"):
+            continue  # A mirror of one's own.
+        text = yaml.safe_dump(render(merged(values, given)))
+        ours = {word for word in re.findall(r"image: (\S+)", text) if "triptych" in word}
+        assert ours
+        assert all(word.startswith("ghcr.io/some-owner/triptych/triptych-") for word in ours), (file, ours)
+    assert "docker.io/valkey/valkey:" in yaml.safe_dump(render(values))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,9 +14,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from support.data.checkpoints import build_checkpoint, edit_text_config
+from support.data.checkpoints import build_checkpoint, edit_config, edit_text_config
+from support.zoo.checkpoint import checkpoint as zoo_checkpoint
+from triptych.base.hashing import tower_of
 from triptych.models import identity
+from triptych.models.checkpoint.tensors import Checkpoint
+from triptych.models.generic import ENCODER, KEYS
 from triptych.models.identity import model_identity
+from triptych.models.weights.loading import KeyMap
+
+GENERIC = "LlavaNextForConditionalGeneration"
 
 
 @pytest.fixture(autouse=True)
@@ -98,6 +106,113 @@ def test_the_image_processor_changes_the_namespace_and_not_the_model_key(model: 
     one, other = (model_identity(path, dtype="float32") for path in (model, small))
     assert one.model_key == other.model_key
     assert one.namespace != other.namespace
+
+
+def _template(path: Path) -> None:
+    (path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+
+
+def _calls(path: Path) -> None:
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    (path / "tokenizer.json").write_text(
+        json.dumps({**tokenizer, "padding": {"direction": "Left"}}, indent=4)
+    )
+
+
+def _quantize(path: Path) -> None:
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.language_model.layers.0.mlp.up_proj.weight"
+    scale = (tensors[name].abs().amax() / 448).reshape(1)
+    tensors[name] = (tensors[name] / scale).to(torch.float8_e4m3fn)
+    save_file({**tensors, f"{name}_scale": scale}, file)
+    edit_config(path, quantization_config={"quant_method": "fp8"}, pad_token_id=7)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: change_weight(path, "lm_head.weight", 0),
+        lambda path: change_weight(path, "model.language_model.layers.1.mlp.up_proj.weight", 3),
+        lambda path: edit_text_config(path, rope_theta=1e5, max_position_embeddings=7777),
+        _template,
+        _quantize,
+    ],
+    ids=["a head", "a layer", "longer prompts", "chat template", "quantized decoder"],
+)
+def test_a_checkpoint_with_the_same_tower_has_the_same_namespace(model, change, settled):
+    before = model_identity(model, dtype="float32")
+    change(model)
+    after = model_identity(model, dtype="float32")
+    assert after.model_key != before.model_key
+    assert after.namespace == before.namespace
+
+
+def test_how_a_tokenizer_is_called_and_written_out_is_no_vocabulary(model: Path) -> None:
+    before = model_identity(model, dtype="float32").namespace
+    _calls(model)
+    assert model_identity(model, dtype="float32").namespace == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: change_weight(path, "model.visual.merger.linear_fc2.weight", 5),
+        lambda path: change_weight(path, "model.visual.deepstack_merger_list.0.norm.weight", 5),
+        lambda path: change_weight(path, "model.visual.blocks.0.attn.qkv.weight", 5),
+        lambda path: edit_text_config(path, hidden_act="gelu"),
+        lambda path: edit_config(path, image_token_id=3),
+        _tokenizer,
+    ],
+    ids=["projector", "deepstack", "tower", "what rows might depend on", "placeholder", "vocabulary"],
+)
+def test_what_rows_or_plans_depend_on_changes_the_tower_of_a_namespace(model, change, settled):
+    before = model_identity(model, dtype="float32").namespace
+    change(model)
+    assert tower_of(model_identity(model, dtype="float32").namespace) != tower_of(before)
+
+
+def test_dtype_and_quantization_of_the_encoder_change_the_tower_and_the_decoders_does_not(model):
+    def namespace(dtype: str, quantization: str) -> str:
+        return model_identity(model, dtype=dtype, quantization=quantization).namespace
+
+    assert namespace("float32", "none") == namespace("float32", "int8-decoder")
+    kinds = [("float32", "none"), ("float32", "int8"), ("float32", "w8a8"), ("bfloat16", "none")]
+    assert len({tower_of(namespace(*kind)) for kind in kinds}) == len(kinds)
+
+
+def test_the_processor_leaves_the_tower_of_a_namespace(model: Path, tmp_path: Path) -> None:
+    small = build_checkpoint("qwen3_vl", tmp_path / "small", variant="small")
+    one, other = (model_identity(path, dtype="float32").namespace for path in (model, small))
+    assert one != other and tower_of(one) == tower_of(other)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "llava"])
+def test_how_releases_spell_keys_and_config_leaves_the_namespace(family: str, tmp_path: Path) -> None:
+    own, hub = (build_checkpoint(family, tmp_path / (name or "own"), variant=name) for name in ("", "hub"))
+    assert Checkpoint(own).files.keys() != Checkpoint(hub).files.keys()
+    one, other = (model_identity(path, dtype="float32") for path in (own, hub))
+    assert one.model_key != other.model_key and one.namespace == other.namespace
+
+
+def test_any_class_shares_its_tower(tmp_path: Path, settled: None) -> None:
+    path = shutil.copytree(zoo_checkpoint(GENERIC), tmp_path / "model")
+    before = model_identity(path, dtype="float32").namespace
+    change_weight(path, "language_model.model.layers.1.mlp.up_proj.weight", 1)
+    assert model_identity(path, dtype="float32").namespace == before
+    change_weight(path, "multi_modal_projector.linear_1.weight", 1)
+    assert model_identity(path, dtype="float32").namespace != before
+
+
+def test_a_class_whose_encoder_has_modules_of_a_decoders_names_shares_nothing(tmp_path, settled, monkeypatch):
+    """As Apertus 1.5, whose pictures become tokens that its encoder embeds."""
+    path = shutil.copytree(zoo_checkpoint(GENERIC), tmp_path / "model")
+    others = KeyMap(encoder=((r"^(?!.*projector)", ""),), decoder=((r"", ""),))
+    assert ENCODER.has_known_keys(path, KEYS) and not ENCODER.has_known_keys(path, others)
+    monkeypatch.setattr(ENCODER, "has_known_keys", lambda path, keys: False)
+    before = model_identity(path, dtype="float32").namespace
+    change_weight(path, "language_model.model.layers.1.mlp.up_proj.weight", 1)
+    assert model_identity(path, dtype="float32").namespace != before
 
 
 @pytest.mark.parametrize(

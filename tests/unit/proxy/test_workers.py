@@ -57,6 +57,39 @@ def test_an_encoder_alone_makes_no_model() -> None:
     assert workers.kind("model").pools
 
 
+def test_media_of_two_models_with_one_tower_are_bound_to_one_namespace() -> None:
+    workers, tower = KnownWorkers(), "d" * 32
+    base = WorkerInfo("p:1", "pd", "i", "base key", "base", (tower + "0" * 32,))
+    tuned = replace(base, address="p:2", model_key="tuned key", model="tuned")
+    other = replace(base, address="p:3", model_key="other key", model="other", namespaces=("c" * 64,))
+    encoder = replace(base, address="e:1", pool="encoder", namespaces=(tower + "1" * 32,))
+    for info in (base, tuned, other, encoder):
+        workers.workers[info.pool, info.address] = Worker(info)
+        workers.declare(info)
+    assert not workers.match_encoders()
+    assert [workers.namespace(key) for key in ("base key", "tuned key")] == [tower + "1" * 32] * 2
+    # PD workers' own name no encoder.
+    assert workers.namespace("other key") is None
+
+
+def test_while_a_release_is_rolled_each_key_goes_on_with_the_encoders_that_are_there() -> None:
+    """Encoders of the release before write a namespace of their own, which no tower is read from."""
+    workers = KnownWorkers()
+    pd = WorkerInfo("p:1", "pd", "i", "key", "model", ("d" * 64,))
+    old = replace(pd, address="e:1", pool="encoder", namespaces=("b" * 64,))
+    new = replace(old, address="e:2", namespaces=("d" * 64,))
+    for info in (pd, old):
+        workers.workers[info.pool, info.address] = Worker(info)
+        workers.declare(info)
+    assert workers.namespace("key") == "b" * 64
+    workers.workers["encoder", "e:2"] = Worker(new)
+    workers.declare(new)
+    assert workers.namespace("key") == "d" * 64
+    workers.workers["encoder", "e:2"].alive = False
+    assert workers.namespace("key") == "b" * 64
+    assert not workers.match_encoders()
+
+
 @pytest.mark.parametrize(
     ("silent", "proxies", "others_reach", "leaves"),
     [

@@ -24,6 +24,25 @@ def test_an_encoder_of_a_pd_workers_key_fits() -> None:
     assert PDModels.of([ENCODER, PD]).mismatch(ENCODER) is None
 
 
+TOWER = "d" * 32
+
+
+def test_an_encoder_of_another_checkpoint_with_the_same_tower_fits() -> None:
+    """The halves of a namespace behind the tower's are of what prepares items: they may differ."""
+    encoder = replace(ENCODER, model="base", model_key=OTHER, namespaces=(TOWER + "e" * 32,))
+    models = PDModels.of([replace(PD, namespaces=(TOWER + "f" * 32,))])
+    assert models.mismatch(encoder) is None
+    assert models.mismatch(replace(encoder, namespaces=("e" * 64,))).reason == "model"
+    assert models.mismatch(replace(encoder, capacity={"row_width": 4096})).reason == "row_width"
+
+
+def test_a_pd_worker_of_an_earlier_release_names_no_tower_and_takes_its_own_key_alone() -> None:
+    new = replace(ENCODER, namespaces=(TOWER + "e" * 32,))
+    assert PDModels.of([PD]).mismatch(new) is None
+    assert mismatch(replace(new, model_key=OTHER), PD).reason == "model_key"
+    assert PDModels.of([replace(PD, namespaces=(TOWER + "e" * 32,))]).mismatch(ENCODER) is None
+
+
 def test_before_any_pd_worker_is_known_there_is_nothing_to_compare_with() -> None:
     assert PDModels.of([ENCODER]).mismatch(ENCODER) is None
 

@@ -69,7 +69,8 @@ def check_model(config: ClusterConfig, given: str) -> Iterator[CheckResult]:
         remedy = "fetch *.safetensors to have tensors, tokenizer, chat template and a sample checked, too"
         yield note("model", f"{path} holds no weights: only its config.json is checked", remedy)
     from triptych.models.checkpoint.pooling import read_task
-    from triptych.models.checkpoint.quantized import check_decoder
+    from triptych.models.checkpoint.quantized import check_decoder, read_scaled
+    from triptych.models.checkpoint.scaled_weights import described
     from triptych.models.checkpoint.support import check_supported, required_by_flags
     from triptych.models.geometry import row_width
     from triptych.models.parallel.plan import check_divides
@@ -92,7 +93,9 @@ def check_model(config: ClusterConfig, given: str) -> Iterator[CheckResult]:
     shown = f"{choice.engine}: {choice.reason}"
     yield note("engine", shown, INSTALL) if INSTALL in choice.reason else ok("engine", shown)
     if choice.engine == "native":
-        check_decoder(path)
+        check_decoder(path, device)
+        if stored and (weights := read_scaled(path).weights):
+            yield ok("quantized", f"{described(weights.values())}; dequantized to the dtype above")
     counts = _parameters(path, family)
     for side, count in counts.items():
         yield ok(side, f"{count / 1e6:.1f} M parameters, {format_size(count * dtype.itemsize)}")
@@ -199,7 +202,7 @@ def _cross(cross: CrossGeometry, itemsize: int) -> CheckResult:
 def _load(
     path: Path, family: Family, pd: PDConfig, device: torch.device, dtype: torch.dtype, *, native: bool
 ) -> CheckResult:
-    """Loads for real: missing or unknown tensors, and prompts or items that cannot be made, are errors.
+    """Loads for real: missing or misshapen tensors, and prompts or items that cannot be made, are errors.
 
     The weights of a decoder that is not `native` are vLLM's.
     """

@@ -308,13 +308,13 @@ class PDConfig(WorkerConfig):
 
     @property
     def saves_kv(self) -> bool:
-        """Whether KV blocks of prompts go into the store."""
-        return self.share_prefixes != "off"
+        """Whether KV blocks of prompts go into the store; for those that take its requests over, too."""
+        return self.share_prefixes != "off" or self.role == "prefill"
 
     @property
     def looks_for_kv(self) -> bool:
         """Whether requests look for KV blocks in the store before they are computed."""
-        return self.share_prefixes != "off"
+        return self.share_prefixes != "off" or self.role == "decode"
 
     @property
     def embedding_memory(self) -> int:

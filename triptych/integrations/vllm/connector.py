@@ -24,6 +24,8 @@ from vllm.distributed.ec_transfer.ec_connector.utils import (
 )
 from vllm.distributed.parallel_state import get_tp_group
 
+from triptych.base.machine.copy_stream import CopyStream
+from triptych.base.machine.device import Device
 from triptych.base.source_tickets import SourceTickets
 from triptych.integrations.vllm.copy_loader import CopyLoader
 from triptych.integrations.vllm.engine import (
@@ -33,7 +35,7 @@ from triptych.integrations.vllm.engine import (
     row_width,
     shares_a_process,
 )
-from triptych.integrations.vllm.host_copies import CopyFolder, HostCopies
+from triptych.integrations.vllm.host_copies import CopyFolder, HostCopies, locked_pool
 from triptych.integrations.vllm.options import ConnectorOptions, parse_options
 from triptych.integrations.vllm.park_table import ParkLimits, ParkTable
 from triptych.integrations.vllm.requests import RequestItems, SaveOrder, needed_item, save_order
@@ -138,6 +140,15 @@ class TriptychECConnector(ECConnectorBase):  # type: ignore[misc]
                 side.close()
 
 
+def _device() -> torch.device:
+    """The device of this process's worker."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cuda_alike():
+        return torch.device(current_platform.device_type, torch.cuda.current_device())
+    return torch.device(current_platform.device_type)
+
+
 class _SchedulerSide:
     """What the scheduler's connector holds: the park table of a consumer, the save orders of a producer."""
 
@@ -156,8 +167,12 @@ class _SchedulerSide:
         self._loader: CopyLoader | None = None
         self.park: ParkTable | None = None
         if is_consumer:
-            folder = None if shares_a_process(vllm_config) else CopyFolder(options.host_folder)
-            copies = HostCopies(options.host_memory_bytes, folder)
+            folder, pool = None, None
+            if not shares_a_process(vllm_config):
+                folder = CopyFolder(options.host_folder)
+            elif (device := _device()).type == "cuda":
+                pool = locked_pool(options.host_memory_bytes, device)
+            copies = HostCopies(options.host_memory_bytes, folder, pool)
             self._loader = CopyLoader(options, copies, options.row_width or row_width(vllm_config))
             limits = ParkLimits(
                 wait=options.wait_seconds,
@@ -226,19 +241,19 @@ class _WorkerSide:
         self._namespace = options.namespaces[0]
         self._saver = RowSaver(options) if is_producer else None
         self._orders: OrderedDict[str, SaveOrder] = OrderedDict()
+        #: Of copies to a GPU.
+        self._stream: CopyStream | None = None
 
     def load(self, orders: StepOrders, encoder_cache: dict[str, torch.Tensor]) -> None:
         """Copies this step's items into the encoder cache."""
         if not orders.loads:
             return
-        from vllm.platforms import current_platform
-
-        device = torch.device(current_platform.device_type)
-        if current_platform.is_cuda_alike():
-            device = torch.device(current_platform.device_type, torch.cuda.current_device())
+        device = _device()
+        if self._stream is None and device.type == "cuda":
+            self._stream = Device.of(device).copy_stream()
         for source in orders.loads:
             if source.identifier not in encoder_cache:
-                encoder_cache[source.identifier] = read_rows(source, device, self._dtype)
+                encoder_cache[source.identifier] = read_rows(source, device, self._dtype, self._stream)
 
     def republish(self, orders: StepOrders, encoder_cache: dict[str, torch.Tensor]) -> None:
         """Saves again what the encoder cache holds and the store has evicted."""

@@ -16,7 +16,7 @@ from triptych.ec_connector.connectors.store_client import StoreClient
 from triptych.integrations.vllm.host_copies import HostCopies, HostCopy
 from triptych.integrations.vllm.options import ConnectorOptions
 from triptych.integrations.vllm.park_table import LoadOutcome, LoadReport
-from triptych.store.bulk import LoadResult, Missing, ScatterBuffer
+from triptych.store.bulk import LoadResult, Missing, scattered
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -128,7 +128,7 @@ class CopyLoader:
             return copy
         result: LoadResult = Missing("it was broken off")
         try:
-            result, path = await self._direct.load(plan, source, ScatterBuffer([copy.memory]))
+            result, path = await self._direct.load(plan, source, scattered(copy.memory))
         finally:
             if isinstance(result, Missing):
                 self._copies.free(copy)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import mmap
-import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as concurrent_wait
 from dataclasses import dataclass, field
@@ -16,9 +15,10 @@ import torch
 
 from triptych.base.errors import TriptychError
 from triptych.base.log import log_fields, short
+from triptych.base.machine.copy_stream import CopyStream
 from triptych.base.types import ItemPlan
 from triptych.ec_connector.connectors.store_client import StoreClient
-from triptych.integrations.vllm.host_copies import HostCopy
+from triptych.integrations.vllm.host_copies import LARGE_BYTES, HostCopy, map_copy
 from triptych.integrations.vllm.options import ConnectorOptions
 from triptych.integrations.vllm.requests import SaveOrder
 from triptych.store.control import StoreUnavailable
@@ -114,7 +114,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class CopySource:
-    """Where a worker finds a host copy: in the file `path`, or in `memory` of its own process."""
+    """Where a worker finds a host copy: in the file `path`, or in its own process: `memory`, or `pieces`."""
 
     identifier: str
     rows: int
@@ -122,31 +122,53 @@ class CopySource:
     dtype: str
     path: str = ""
     memory: memoryview | None = field(default=None, repr=False)
+    pieces: Sequence[torch.Tensor] = field(default=(), repr=False)
 
 
 def source_of(copy: HostCopy) -> CopySource:
     """The copy as the step's metadata names it."""
     plan = copy.plan
-    memory = None if copy.path else copy.memory
-    return CopySource(plan.mm_hash, plan.rows, plan.width, plan.dtype, copy.path, memory)
+    memory = copy.memory if isinstance(copy.memory, memoryview) and not copy.path else None
+    return CopySource(plan.mm_hash, plan.rows, plan.width, plan.dtype, copy.path, memory, copy.pieces)
 
 
-def read_rows(source: CopySource, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """The rows in memory of the device's own: the host copy may be freed afterwards."""
-    memory: memoryview | mmap.mmap
-    if source.memory is not None:
-        memory = source.memory
-    else:
-        file = os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            # Private and writable, which a tensor's memory must be; the file is never written.
-            memory = mmap.mmap(file, 0, access=mmap.ACCESS_COPY)
-        finally:
-            os.close(file)
+def read_rows(
+    source: CopySource, device: torch.device, dtype: torch.dtype, stream: CopyStream | None = None
+) -> torch.Tensor:
+    """The rows on the device, [rows, width]: the host copy may be freed afterwards.
+
+    Page-locked pieces come by `stream`, beside what the model computes: they stay until the step is over.
+
+    On a CPU they are the host copy's own memory where it has the model's dtype. Nobody else gets that memory
+    while they live, and vLLM does not write into its encoder cache.
+    """
     if not source.rows:
         return torch.empty(0, source.width, dtype=dtype, device=device)
-    flat = torch.frombuffer(memory, dtype=DTYPES[source.dtype])
-    return flat.view(source.rows, source.width).to(device=device, dtype=dtype, copy=True)
+    memory: memoryview | mmap.mmap
+    kept = DTYPES[source.dtype]
+    nbytes = source.rows * source.width * kept.itemsize
+    if source.pieces:
+        flat = _copied(source.pieces, nbytes, device, stream or CopyStream()).view(kept)
+        return flat.view(source.rows, source.width).to(dtype)
+    memory = source.memory if source.memory is not None else map_copy(source.path, nbytes)
+    flat = torch.frombuffer(memory, dtype=kept, count=source.rows * source.width)
+    small = bool(source.path) and nbytes < LARGE_BYTES
+    return flat.view(source.rows, source.width).to(device=device, dtype=dtype, copy=small)
+
+
+def _copied(
+    pieces: Sequence[torch.Tensor], nbytes: int, device: torch.device, stream: CopyStream
+) -> torch.Tensor:
+    """The bytes on the device, for the model's stream; no thread waits for them."""
+    with stream.beside_model():
+        whole = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        start = 0
+        for piece in pieces:
+            whole[start : start + piece.numel()].copy_(piece, non_blocking=True)
+            start += piece.numel()
+    stream.keep(whole, model=True)
+    stream.block_model()
+    return whole
 
 
 def host_body(rows: torch.Tensor) -> Callable[[], memoryview]:

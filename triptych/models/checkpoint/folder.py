@@ -1,13 +1,10 @@
-"""A checkpoint folder: its JSON files and its safetensors, one file or many. Nothing here unpickles."""
+"""A checkpoint folder: its JSON files, and which safetensors it has. Nothing here unpickles."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 from safetensors import SafetensorError, safe_open
 
@@ -15,94 +12,8 @@ from triptych.base.errors import ConfigError
 from triptych.base.types import JsonObject
 from triptych.models.checkpoint.support import check_supported, required_by_checkpoint
 
-if TYPE_CHECKING:
-    import torch
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Indices `first` to `last` of dimension `dim`, which has `whole` in the file."""
-
-    dim: int
-    first: int
-    last: int
-    whole: int
-
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A view of this part of the whole tensor."""
-        return tensor.narrow(self.dim, self.first, self.last - self.first)
-
-    def fits(self, shape: list[int]) -> bool:
-        """Whether a tensor of this shape is the one that the cut was made for."""
-        return self.dim < len(shape) and shape[self.dim] == self.whole
-
-
 _REMEDY = "give MODEL=/folder with config.json and *.safetensors"
 _INDEX = "model.safetensors.index.json"
-#: Of an element, by safetensors' names of dtypes; the others have one byte.
-_ITEM_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4}
-_ITEM_BYTES |= {"BF16": 2, "F16": 2, "I16": 2, "U16": 2}
-
-#: Read pages count as this process's memory while they are mapped. A file is mapped anew after so many, or
-#: the weights would be in memory twice at the end of loading: as pages of the file and as their copies.
-MAPPED_BYTES = 64 << 20
-
-
-class Checkpoint:
-    """An open checkpoint: `config` is config.json, `files` maps every tensor's key to the file with it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = Path(path)
-        self.config = read_config(self.path)
-        self.files = _tensor_files(self.path)
-
-    def read(
-        self, keys: Iterable[str], cuts: Mapping[str, Cut] | None = None
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors of `keys`, file by file, as mapped memory: copy what shall outlive the files.
-
-        Of a key in `cuts` only that part is read; ConfigError for a tensor that it was not made for.
-        """
-        for file, names in self._by_file(keys).items():
-            tensors, read = _open(file), 0
-            for name in names:
-                if read >= MAPPED_BYTES:
-                    tensors, read = _open(file), 0
-                tensor = self._tensor(tensors, name, (cuts or {}).get(name))
-                read += tensor.nbytes
-                yield name, tensor
-
-    def nbytes(self, keys: Iterable[str], cuts: Mapping[str, Cut] | None = None) -> int:
-        """Bytes that `read` of the same reads, by the files' headers."""
-        total = 0
-        for file, names in self._by_file(keys).items():
-            with _open(file) as tensors:
-                for name in names:
-                    whole = tensors.get_slice(name)
-                    size = math.prod(whole.get_shape()) * _ITEM_BYTES.get(whole.get_dtype(), 1)
-                    cut = (cuts or {}).get(name)
-                    total += size if cut is None else size * (cut.last - cut.first) // cut.whole
-        return total
-
-    def _by_file(self, keys: Iterable[str]) -> dict[Path, list[str]]:
-        tensors_by_file: dict[Path, list[str]] = {}
-        for key in keys:
-            tensors_by_file.setdefault(self.files[key], []).append(key)
-        return tensors_by_file
-
-    def _tensor(self, tensors: safe_open, name: str, cut: Cut | None) -> torch.Tensor:
-        if cut is None:
-            return cast("torch.Tensor", tensors.get_tensor(name))  # type: ignore[no-untyped-call]
-        whole = tensors.get_slice(name)  # type: ignore[no-untyped-call]
-        shape = whole.get_shape()
-        if not cut.fits(shape):
-            raise ConfigError(
-                f"MODEL={self.path}: its tensors do not fit its config.json: {name} is {shape}, where "
-                f"dimension {cut.dim} should be {cut.whole}: fetch the checkpoint again"
-            )
-        span = slice(cut.first, cut.last)
-        part: torch.Tensor = whole[span] if cut.dim == 0 else whole[:, span]
-        return part
 
 
 def read_config(path: Path) -> JsonObject:
@@ -143,7 +54,7 @@ def read_json(file: Path) -> JsonObject | None:
 
 def check_folder(path: Path) -> None:
     """ConfigError for a folder that lacks weights or tokenizer, or whose files are cut, by their headers."""
-    _tensor_files(path)
+    tensor_files(path)
     check_vocabulary(path)
 
 
@@ -189,15 +100,17 @@ def safetensors_files(path: Path) -> list[Path]:
     return files
 
 
-def _tensor_files(path: Path) -> dict[str, Path]:
+def tensor_files(path: Path) -> dict[str, Path]:
+    """The file of every tensor, by key; ConfigError for damaged ones."""
     file_of_tensor: dict[str, Path] = {}
     for file in safetensors_files(path):
-        with _open(file) as tensors:
+        with open_tensors(file) as tensors:
             file_of_tensor.update((key, file) for key in tensors.keys())  # noqa: SIM118 - not a mapping
     return file_of_tensor
 
 
-def _open(file: Path) -> safe_open:
+def open_tensors(file: Path) -> safe_open:
+    """A file of tensors, mapped; ConfigError for a damaged one."""
     try:
         return safe_open(file, framework="pt")
     except (SafetensorError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint are quantized, by their stored dtypes and names."""
+"""Which tensors of a checkpoint are quantized, by their stored dtypes and names, and which are read."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from triptych.base.config import PDConfig
 from triptych.base.errors import ConfigError
 from triptych.base.types import Options
+from triptych.base.vllm_classes import CLASSES
 from triptych.models.checkpoint.conversion_lists import ConversionLists
 from triptych.models.checkpoint.folder import read_config, safetensors_files
-from triptych.models.checkpoint.support import check_supported
+from triptych.models.checkpoint.scaled_weights import ScaledWeights, StoredTensor, find_scaled
 
 #: Dtypes that only quantized weights have, and those of packed ones: other integers are 64 bits, or flags.
 _SMALL_FLOATS = ("F8_", "F6_", "F4")
@@ -59,68 +60,128 @@ def quantized_tensors(dtypes: Mapping[str, str], quantization: Options) -> list[
     )
 
 
-def _read_dtypes(path: Path) -> tuple[dict[str, str], set[str]]:
-    """The stored dtypes of a folder by key, and the keys of matrices; ConfigError for damaged files."""
-    dtypes: dict[str, str] = {}
-    matrices = set()
+def read_stored(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of a folder as its files' headers have them; ConfigError for damaged files."""
+    stored: dict[str, StoredTensor] = {}
     for file in safetensors_files(path):
         try:
             with safe_open(file, framework="pt") as tensors:
                 for key in tensors.keys():  # noqa: SIM118 - not a mapping
                     tensor = tensors.get_slice(key)
-                    dtypes[key] = tensor.get_dtype()
-                    if len(tensor.get_shape()) == 2:
-                        matrices.add(key)
-        except (OSError, ValueError) as error:
+                    stored[key] = StoredTensor(tensor.get_dtype(), tuple(tensor.get_shape()))
+        except (OSError, ValueError, SafetensorError) as error:
             raise ConfigError(f"{file} is damaged ({error}): fetch the checkpoint again") from error
-    return dtypes, matrices
+    return stored
 
 
 def read_quantized(path: Path) -> list[str]:
     """`quantized_tensors` of a folder; ConfigError for damaged files."""
-    return quantized_tensors(_read_dtypes(path)[0], quantization_of(read_config(path)))
+    return _quantized(read_stored(path), quantization_of(read_config(path)))
+
+
+def _quantized(stored: Mapping[str, StoredTensor], quantization: Options) -> list[str]:
+    return quantized_tensors({key: tensor.dtype for key, tensor in stored.items()}, quantization)
+
+
+def read_scaled(path: Path) -> ScaledWeights:
+    """The weights of a folder that become floats while they are read; ConfigError for damaged files."""
+    stored, quantization = read_stored(path), quantization_of(read_config(path))
+    return find_scaled(stored, _quantized(stored, quantization), quantization)
 
 
 def check_tower(path: Path, names_of: Callable[[Iterable[str]], Mapping[str, str]]) -> None:
-    """ConfigError where tensors of the tower or projector are quantized, which encoder workers do not compute
-    with, or where the file and the lists of its config.json contradict each other.
+    """ConfigError where tensors of the tower or projector are quantized in a way that is not read, or where
+    the file and the lists of its config.json contradict each other.
 
     `names_of` picks the encoder's keys.
     """
-    dtypes, matrices = _read_dtypes(path)
-    quantization = quantization_of(read_config(path))
+    stored, quantization = read_stored(path), quantization_of(read_config(path))
     lists = ConversionLists(quantization)
-    keys = sorted(names_of(dtypes))
-    quantized = list(names_of(quantized_tensors(dtypes, quantization)))
+    found = find_scaled(stored, _quantized(stored, quantization), quantization)
+    quantized = sorted(names_of([*found.weights, *found.unread]))
     remedy = "correct the list if the file is right, or fetch or quantize the checkpoint again"
     for key in quantized:
         if entry := lists.unconverted(module_of(key)):
             raise ConfigError(
-                f"MODEL={path}: {key} is stored quantized ({dtypes[key]}), and {entry}, by which it is not: "
-                f"{remedy}"
+                f"MODEL={path}: {key} is stored quantized ({_dtype(key, stored, found)}), and {entry}, by "
+                f"which it is not: {remedy}"
             )
-    if quantized:
+    if unread := [key for key in quantized if key in found.unread]:
         raise ConfigError(
-            f"MODEL={path}: {quantized[0]} and {len(quantized) - 1} more tensors of its tower or projector "
-            "are quantized, which encoder workers do not compute with: give a checkpoint whose tower is not "
-            "(of most FP8, AWQ and GPTQ ones only the decoder is), or an unquantized one"
+            f"MODEL={path}: {_named(unread, found)} of its tower or projector, quantized as "
+            f"{format_of(quantization)}, which encoder workers do not read: {_READ}, one whose tower is not "
+            "quantized (of most only the decoder is), or an unquantized one"
         )
-    for key in keys:
-        if key in matrices and key.endswith(".weight") and (entry := lists.converted(module_of(key))):
+    for key in sorted(names_of(set(stored) - set(quantized) - found.beside)):
+        matrix = len(stored[key].shape) == 2 and key.endswith(".weight")
+        if matrix and (entry := lists.converted(module_of(key))):
             raise ConfigError(
-                f"MODEL={path}: {key} is stored as {dtypes[key]}, and {entry}, by which it is quantized: "
-                f"{remedy}"
+                f"MODEL={path}: {key} is stored as {stored[key].dtype}, and {entry}, by which it is "
+                f"quantized: {remedy}"
             )
 
 
-def check_decoder(path: Path) -> None:
-    """ConfigError for a checkpoint that only vLLM can decode: one that names a quantization, or has one."""
-    if quantization_of(read_config(path)) or (any(path.glob("*.safetensors")) and read_quantized(path)):
-        check_supported(path, ["quantization"])
+def _dtype(key: str, stored: Mapping[str, StoredTensor], found: ScaledWeights) -> str:
+    weight = found.weights.get(key)
+    return stored[weight.packed if weight is not None and weight.packed else key].dtype
+
+
+_READ = "give one in FP8 or in 8 bits of compressed-tensors, with scales per tensor, row, group or block"
+
+
+def _named(keys: list[str], found: ScaledWeights) -> str:
+    more = f" and {len(keys) - 1} more tensors" if len(keys) > 1 else ""
+    return f"{keys[0]} {found.unread[keys[0]]}{more}"
+
+
+#: Formats all of whose weights may be numbers times scales, by `quant_method`.
+_SCALED_METHODS = frozenset({"fp8", "compressed-tensors", "modelopt", "fbgemm_fp8"})
+
+
+def format_of(quantization: Options) -> str:
+    """What a config.json calls its quantization, for people."""
+    method = quantization.get("quant_method")
+    if not isinstance(method, str):
+        method = "bitsandbytes" if "load_in_4bit" in quantization else "a method without a name"
+    detail = quantization.get("format") or quantization.get("quant_algo")
+    if not detail and isinstance(bits := quantization.get("bits"), int):
+        detail = f"{bits} bits"
+    return f"{method} ({detail})" if isinstance(detail, str) else method
+
+
+def check_decoder(path: Path, device: object = "cpu") -> None:
+    """ConfigError for a checkpoint whose quantized weights a native decoder on `device` does not read."""
+    config = read_config(path)
+    quantization = quantization_of(config)
+    if not any(path.glob("*.safetensors")):
+        # Only its config.json is there.
+        if quantization and quantization.get("quant_method") not in _SCALED_METHODS:
+            raise _refusal(path, config, device, f"it is quantized as {format_of(quantization)}")
+        return
+    found = read_scaled(path)
+    if found.unread:
+        which = f"{_named(sorted(found.unread), found)}, quantized as {format_of(quantization)}"
+        raise _refusal(path, config, device, which)
+    if quantization and not found.weights:
+        raise ConfigError(
+            f"MODEL={path}: its config.json names {format_of(quantization)}, and none of its tensors is "
+            "quantized: remove quantization_config from it if that is right, or fetch the checkpoint again"
+        )
+
+
+def _refusal(path: Path, config: Options, device: object, which: str) -> ConfigError:
+    """Names what is quantized, and a remedy that is true for this class and device."""
+    through_vllm = any(name in CLASSES for name in config.get("architectures") or ())
+    remedy = f"{_READ}, or an unquantized one"
+    if through_vllm and str(device).startswith("cuda"):
+        remedy += ", or take --engine vllm"
+    elif through_vllm:
+        remedy += ", or take --engine vllm on a GPU (--device cuda)"
+    return ConfigError(f"MODEL={path}: {which}, which a native decoder does not read: {remedy}")
 
 
 def check_for_engine(path: Path, flags: PDConfig) -> None:
     """`check_decoder` where a PD worker with these flags will decode itself, as far as flags alone tell."""
     by_vllm = flags.engine == "vllm" or bool(flags.engine_url)
     if not by_vllm and not (flags.engine == "auto" and flags.device.startswith("cuda")):
-        check_decoder(path)
+        check_decoder(path, flags.device)

@@ -56,11 +56,22 @@ MATRIX = (
         "`tests/unit/models/weights/test_quantization.py`",
     ),
     Support(
+        "scaled_weights",
+        "Checkpoints in 8 bits with scales: FP8, compressed-tensors int8 and FP8",
+        "`tests/unit/models/checkpoint/test_dequantized.py`",
+    ),
+    Support(
         "quantization",
-        "Quantized weights in a native decoder",
+        "Other quantized checkpoints in a native decoder: AWQ, GPTQ, NVFP4, bitsandbytes, 4 bits",
         "",
-        "give an unquantized one (on a CPU --quantization int8 makes it small), or take --engine vllm, "
-        "which serves decoder-only models",
+        "give one in 8 bits with scales or an unquantized one, or take --engine vllm on a GPU, which serves "
+        "decoder-only models",
+    ),
+    Support(
+        "beam_search",
+        "Beam search: `num_beams` in generation_config.json",
+        "read as 1, with a warning at the start: `tests/unit/pd_worker/test_worker.py`",
+        "choose among answers by `n`",
     ),
     Support("fp8_kv", "KV cache in 8 bits", "", "leave --kv-cache-dtype at auto"),
     Support("tensor_parallel", "Tensor parallelism: `--tensor-parallel`", f"{_RANKS}; never run on CUDA yet"),

@@ -15,7 +15,7 @@ from triptych.base.errors import InvalidRequest
 from triptych.base.types import ItemPlan, MMFeature, Options
 from triptych.models.base import DecoderSide, GenerationDefaults, LogitsRule, MergedEmbeds, PromptDefaults
 from triptych.models.checkpoint.config import load_config
-from triptych.models.checkpoint.folder import Checkpoint
+from triptych.models.checkpoint.tensors import Checkpoint
 from triptych.models.defaults import generation_defaults
 from triptych.models.families.cross_attention import CrossAttention
 from triptych.models.families.logits_rules import checkpoint_rules

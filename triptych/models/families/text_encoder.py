@@ -17,7 +17,7 @@ from triptych.base.request import MAX_CHARS_PER_TOKEN
 from triptych.base.types import JsonObject, Options
 from triptych.models.base import EncoderSide, Media, PreparedItem
 from triptych.models.checkpoint.config import load_config
-from triptych.models.checkpoint.folder import Checkpoint
+from triptych.models.checkpoint.tensors import Checkpoint
 from triptych.models.encoder_graph import (
     EncoderCudaGraphCaptureInputs,
     EncoderCudaGraphConfig,

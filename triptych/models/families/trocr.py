@@ -16,7 +16,7 @@ from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.types import Options
 from triptych.models.base import DecoderSide, EncoderSide, Media, PreparedItem
 from triptych.models.checkpoint.config import load_config
-from triptych.models.checkpoint.folder import Checkpoint
+from triptych.models.checkpoint.tensors import Checkpoint
 from triptych.models.families.encdec import EncDecDecoder
 from triptych.models.families.fixed_size import FixedSizeEncoder
 from triptych.models.images import ImageProcessor, check_known

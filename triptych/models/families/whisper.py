@@ -26,7 +26,7 @@ from triptych.models.base import (
     PromptDefaults,
 )
 from triptych.models.checkpoint.config import load_config
-from triptych.models.checkpoint.folder import Checkpoint
+from triptych.models.checkpoint.tensors import Checkpoint
 from triptych.models.families.encdec import EncDecDecoder
 from triptych.models.families.fixed_size import FixedSizeEncoder
 from triptych.models.families.logits_rules import Only, Timestamps, checkpoint_rules

@@ -45,6 +45,7 @@ from triptych.models.generic.sides import (
 )
 from triptych.models.images import check_rows
 from triptych.models.video.clip import Clip, ClipInfo, SegmentEnds
+from triptych.models.weights.loading import KeyMap
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +145,14 @@ class GenericEncoder(EncoderSide):
     @classmethod
     def processor_config(cls, path: Path) -> JsonObject:
         return processor_settings(path)
+
+    @classmethod
+    def has_known_keys(cls, path: Path, keys: KeyMap) -> bool:
+        """Not of a class whose encoder has modules with names of decoders', such as token embeddings."""
+        model = empty_model(load_config(path))
+        keep_encoder(model)
+        names = set(model.state_dict())
+        return len(keys.encoder_names(names)) == len(names)
 
     @classmethod
     def modality_of(cls, path: Path) -> str:

@@ -391,6 +391,12 @@ def _class_of(path: Path) -> Any:
         cls = getattr(transformers, name, None)
         if isinstance(cls, type) and issubclass(cls, ProcessorMixin):
             return cls
+        # A stand-in that transformers has where a library is lacking: another class would take its place.
+        if lacking := ", ".join(getattr(cls, "_backends", ())):
+            raise ConfigError(
+                f"MODEL={path}: its processor {name} needs {lacking}, which is not installed: install it "
+                "beside the encoder workers"
+            )
     raise ConfigError(
         f"MODEL={path}: transformers {transformers.__version__} has no processor for it here "
         f"({names[0] if names else 'none is named'}): it may need torchvision"

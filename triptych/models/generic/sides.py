@@ -16,10 +16,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from triptych.base.errors import ConfigError
+from triptych.base.progress import BYTES, Progress
 from triptych.models.checkpoint.config import load_config, unknown_type
-from triptych.models.checkpoint.folder import read_config, safetensors_files
 from triptych.models.checkpoint.quantized import quantization_of
+from triptych.models.checkpoint.tensors import Checkpoint
 from triptych.models.generic.getters import with_getter
+from triptych.models.weights.loading import parameter_bytes
 from triptych.models.weights.quantization import Int8Linear, quantize_linears
 
 #: Features that a class's base may ask a getter for, in the order in which they are tried.
@@ -173,16 +175,22 @@ def load_side(
     """
     whole = load_config(path)
     cls = class_of(whole)
-    safetensors_files(path)
-    # Else transformers reads it itself, with a quantization that this side's tensors do not have.
-    given: dict[str, Any] = {"config": whole} if quantization_of(read_config(path)) else {}
+    checkpoint = Checkpoint(path)
+    given: dict[str, Any] = {}
+    if checkpoint.scaled:
+        # Read here: transformers would want a GPU for some formats, and further libraries for others.
+        given = {"config": whole, "state_dict": checkpoint.lazy(dtype)}
+    elif quantization_of(checkpoint.config):
+        # Else transformers reads it itself, with a quantization that this side's tensors do not have.
+        given = {"config": whole}
 
     def init(self: Any, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
         cls.__init__(self, config, *args, **kwargs)
         keep(self)
 
     # In the checkpoint's dtype tensors stay mapped from its files: what is cut or rounded is not held whole.
-    given["dtype"] = "auto" if quantize or divide is not None else dtype
+    mapped = (quantize or divide is not None) and not checkpoint.scaled
+    given["dtype"] = "auto" if mapped else dtype
     # The other side's tensors are meant to be left over: not to be reported.
     names = {"__init__": init, "__module__": cls.__module__, "_keys_to_ignore_on_load_unexpected": ["."]}
     side = type(cls.__name__, (cls,), names)
@@ -190,7 +198,12 @@ def load_side(
     transformers_logging.disable_progress_bar()
     try:
         model, info = side.from_pretrained(  # type: ignore[attr-defined]
-            path, output_loading_info=True, local_files_only=True, use_safetensors=True, **given
+            None if checkpoint.scaled else path,
+            output_loading_info=True,
+            local_files_only=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # they are named and refused below
+            **given,
         )
     except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
         reason = " ".join(f"{type(error).__name__} {error}".split())[:300]
@@ -215,9 +228,12 @@ def _copy(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> N
     """
     in_8_bits = [layer for layer in model.modules() if isinstance(layer, Int8Linear)]
     kept = {id(parameter) for layer in in_8_bits for parameter in (layer.weight, layer.scale)}
-    for parameter in model.parameters():
-        own = parameter.dtype if id(parameter) in kept or not parameter.is_floating_point() else dtype
-        parameter.data = parameter.data.to(device, own, copy=True)
+    with Progress("loading weights", parameter_bytes(model), BYTES) as loading:
+        for parameter in model.parameters():
+            read = parameter.nbytes
+            own = parameter.dtype if id(parameter) in kept or not parameter.is_floating_point() else dtype
+            parameter.data = parameter.data.to(device, own, copy=True)
+            loading.advance(read)
     for part in model.modules():
         for name, buffer in part.named_buffers(recurse=False):
             if name not in part._non_persistent_buffers_set and buffer.is_floating_point():

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from triptych.base.errors import ConfigError
-from triptych.models.checkpoint.folder import Checkpoint, Cut
+from triptych.models.checkpoint.tensors import Checkpoint, Cut
 from triptych.models.parallel import plan as shares
 from triptych.models.parallel.plan import ShardPlan, Style, check_divides
 from triptych.models.parallel.tensor_parallel import TensorParallel

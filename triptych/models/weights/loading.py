@@ -12,7 +12,7 @@ from transformers.initialization import no_init_weights
 
 from triptych.base.errors import ConfigError, TriptychError
 from triptych.base.progress import BYTES, Progress
-from triptych.models.checkpoint.folder import Checkpoint, Cut
+from triptych.models.checkpoint.tensors import Checkpoint, Cut
 from triptych.models.weights.quantization import quantize as quantize_weight
 from triptych.models.weights.quantization import replace_linears
 
@@ -28,11 +28,12 @@ class KeyMap:
     """The map from checkpoint keys to sides, as (pattern, name in the side's module) rules.
 
     The first rule that matches decides. Together the sides hold the whole checkpoint; a key on both must
-    match `shared`. `tied` are (name, name it may be tied to) inside one side.
+    match `shared`. `tied` are (name, name it may be tied to) inside one side. A decoder without rules, which
+    transformers reads, has all that is not the encoder's.
     """
 
     encoder: tuple[tuple[str, str], ...]
-    decoder: tuple[tuple[str, str], ...]
+    decoder: tuple[tuple[str, str], ...] = ()
     shared: tuple[str, ...] = ()
     tied: tuple[tuple[str, str], ...] = (("lm_head.weight", "model.embed_tokens.weight"),)
 
@@ -42,7 +43,11 @@ class KeyMap:
 
     def decoder_names(self, keys: Iterable[str]) -> dict[str, str]:
         """{checkpoint key: name in the decoder side's module}."""
-        return _names(self.decoder, keys)
+        keys = list(keys)
+        if self.decoder:
+            return _names(self.decoder, keys)
+        tower = self.encoder_names(keys)
+        return {key: key for key in keys if key not in tower}
 
     def check(self, keys: Iterable[str]) -> None:
         """ConfigError unless the union of the sides is the checkpoint and they share nothing unasked."""
@@ -142,8 +147,11 @@ def _read(
     # A scale counts a channel's whole input: a weight that is cut there is quantized before it is cut.
     late = {name for name, cut in cuts.items() if name in in_8_bits and cut.dim > 0}
     early = {key: cuts[name] for key, name in names.items() if name in cuts and name not in late}
-    with Progress("loading weights", checkpoint.nbytes(names, early), BYTES) as loading:
-        for key, tensor in checkpoint.read(names, early):
+    # What is rounded to 8 bits is rounded once.
+    floats = torch.float32 if in_8_bits else dtype
+    total = checkpoint.nbytes(names, early, dtype=floats)
+    with Progress("loading weights", total, BYTES) as loading:
+        for key, tensor in checkpoint.read(names, early, dtype=floats):
             name = names[key]
             if name in in_8_bits:
                 weight, scale = _quantized(checkpoint, key, tensor)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from support.data.checkpoints import build_checkpoint
 
@@ -86,6 +87,31 @@ def test_a_rehearsal_of_make_gpu_measures_every_case(part: str, tmp_path: Path) 
     assert ("kernel" in page.read_text()) == (part != "towers")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_without_vllm_what_is_deployed_is_said_to_be_missing_and_transfers_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks.gpu.__main__ import main
+
+    monkeypatch.setenv("PATH", "")
+    page = tmp_path / "gpu.md"
+    assert main(["deployed", "--rehearse", "--page", str(page)]) == 0, page.read_text()
+    assert first_cells(page.read_text()) == ["66.8 MB"] * 3 + ["1 MB"] * 3
+    assert "vLLM is not installed here" in page.read_text()
+
+
+def test_random_weights_on_disk_are_those_of_every_tensor(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    from benchmarks.gpu.random_models import fill_weights, write_model
+
+    folder = fill_weights(write_model("qwen3_vl", tmp_path / "model", small=True), torch.device("cpu"))
+    weights = load_file(folder / "model.safetensors")
+    assert [name for name, weight in weights.items() if weight.dim() > 1 and not weight.any()] == []
+    assert all(weight.isfinite().all() for weight in weights.values())
+
+
 def test_a_part_without_time_leaves_what_it_has_and_the_other_parts_sections(tmp_path: Path) -> None:
     from benchmarks.gpu.__main__ import main
 
@@ -136,8 +162,6 @@ def test_without_torch_the_remedy_is_named_before_anything_is_installed() -> Non
 
 
 def test_the_program_says_what_torch_lacks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    import torch
-
     from benchmarks.gpu.__main__ import main
 
     if torch.cuda.is_available():

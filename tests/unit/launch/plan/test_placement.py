@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from dataclasses import replace
@@ -19,6 +20,7 @@ from triptych.apps.launch.plan.memory import check_memory, gpu_needs, place_on_g
 from triptych.base.config import CPU_SHARE, CUDA_CONTEXT_BYTES, GIB, ServeConfig
 from triptych.base.errors import ConfigError
 from triptych.base.machine.device_probe import probe_devices
+from triptych.pd_worker.vllm import connection
 
 
 def _config(*words: str, store_memory: int = 0) -> ServeConfig:
@@ -179,3 +181,24 @@ def test_the_real_probe_says_what_torch_finds():
     else:
         with pytest.raises(ConfigError, match="finds no CUDA device"):
             find_devices("cuda")
+
+
+@pytest.mark.parametrize(("engine", "elements"), [("native", 2), ("vllm", 1)])
+def test_weights_in_8_bits_count_as_16_unless_vllm_computes_with_them(
+    engine, elements, tmp_path, monkeypatch
+):
+    tensors = {"a.weight": ("F8_E4M3", [64, 64], [0, 4096]), "a.weight_scale_inv": ("F32", [1], [4096, 4100])}
+    names = ("dtype", "shape", "data_offsets")
+    header = json.dumps({key: dict(zip(names, one, strict=True)) for key, one in tensors.items()}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4100))
+    config = {
+        "architectures": ["Qwen3VLForConditionalGeneration"],
+        "quantization_config": {"quant_method": "fp8"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    counted = []
+    monkeypatch.setattr(connection, "vllm_program", lambda: "vllm")
+    monkeypatch.setattr(memory, "gpu_needs", lambda weights, config: counted.append(weights) or [])
+    given = replace(_config("--device", "cuda", "--engine", engine), model=str(tmp_path))
+    place_on_gpus(given, lambda flag: [Gpu("cuda:0", 80 * GIB)])
+    assert counted == [64 * 64 * elements + 4]

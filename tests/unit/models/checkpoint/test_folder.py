@@ -15,8 +15,8 @@ from tokenizers.models import WordLevel
 from support.data.checkpoints import build_checkpoint, edit_config
 from triptych.base.config import EncoderConfig, PDConfig
 from triptych.base.errors import ConfigError
-from triptych.models.checkpoint import folder
-from triptych.models.checkpoint.folder import Checkpoint, Cut, check_folder, given_template, read_config
+from triptych.models.checkpoint import tensors
+from triptych.models.checkpoint.folder import check_folder, given_template, read_config
 from triptych.models.checkpoint.pooling import GENERATES, PoolingDefaults, read_pooling
 from triptych.models.checkpoint.support import (
     MATRIX,
@@ -25,6 +25,7 @@ from triptych.models.checkpoint.support import (
     required_by_flags,
     table,
 )
+from triptych.models.checkpoint.tensors import Checkpoint, Cut
 from triptych.models.registry import family_of
 
 
@@ -124,7 +125,7 @@ def resident(file: Path) -> int:
 
 
 def test_files_are_mapped_anew_so_that_read_pages_do_not_stay(checkpoint, monkeypatch):
-    monkeypatch.setattr(folder, "MAPPED_BYTES", 2 * _MIB)
+    monkeypatch.setattr(tensors, "MAPPED_BYTES", 2 * _MIB)
     file = checkpoint.path / "model.safetensors"
     maximum = 0
     for key, tensor in checkpoint.read(checkpoint.files):
@@ -135,7 +136,7 @@ def test_files_are_mapped_anew_so_that_read_pages_do_not_stay(checkpoint, monkey
 
 
 def test_parts_of_tensors_are_the_same_across_mappings(checkpoint, monkeypatch):
-    monkeypatch.setattr(folder, "MAPPED_BYTES", 1)
+    monkeypatch.setattr(tensors, "MAPPED_BYTES", 1)
     whole = _MIB // 4
     cuts = {key: Cut(0, 8, 16, whole) for key in checkpoint.files}
     read = {key: part.tolist() for key, part in checkpoint.read(checkpoint.files, cuts)}
@@ -174,8 +175,8 @@ def test_every_unserved_row_is_asked_for_by_a_flag_or_a_checkpoint() -> None:
         *required_by_checkpoint(config, ["adapter_config.json"]),
     }
     refused = {row.name for row in MATRIX if not row.served}
-    # Quantized decoders are found by their tensors: test_quantized.py.
-    assert asked | {"quantization"} == refused | {"tensor_parallel", "int8"}
+    # Quantized decoders are found by their tensors (test_quantized.py); beam search is a warning.
+    assert asked | {"quantization", "beam_search"} == refused | {"tensor_parallel", "int8"}
 
 
 def test_the_page_has_the_table_of_the_code() -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints with a quantized decoder: encoders and workers before vLLM take them, native ones refuse."""
+"""Checkpoints with a quantized decoder: what encoders, workers before vLLM and native ones do with them."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from triptych.models.checkpoint.quantized import (
     quantization_of,
     quantized_tensors,
     read_quantized,
+    read_scaled,
 )
 from triptych.models.identity import model_identity
 from triptych.models.registry import family_of, load_decoder
@@ -100,14 +101,19 @@ def test_a_namespace_is_the_encoders_and_the_one_that_vllm_is_given(tmp_path: Pa
     assert load_front_model(config, 512).identity.namespace == identity.namespace
 
 
-def test_a_native_worker_refuses_it_with_a_remedy_that_is_true(folder: Path) -> None:
-    remedy = "give an unquantized one .*--engine vllm, which serves decoder-only models"
-    with pytest.raises(
-        ConfigError, match=f"Quantized weights in a native decoder cannot be served: {remedy}"
-    ):
-        load_model(PDConfig(model=str(folder), threads=1, kv_memory=1 << 20))
-    with pytest.raises(ConfigError, match=remedy):
-        load_decoder(folder, device=torch.device("cpu"), dtype=torch.float32, attn_implementation="sdpa")
+def test_a_native_worker_takes_it_if_it_has_scales_and_refuses_it_if_not(
+    folder: Path, tmp_path: Path
+) -> None:
+    assert load_model(PDConfig(model=str(folder), threads=1, kv_memory=1 << 24)).decoder
+    path = shutil.copytree(folder, tmp_path / "model")
+    file = path / "model.safetensors"
+    tensors = {key: value for key, value in load_file(file).items() if not key.endswith("_scale_inv")}
+    save_file(tensors, file, metadata={"format": "pt"})
+    refused = "is FP8 without weight_scale or _scale_inv beside it .*, which a native decoder does not read"
+    with pytest.raises(ConfigError, match=refused):
+        load_model(PDConfig(model=str(path), threads=1, kv_memory=1 << 24))
+    with pytest.raises(ConfigError, match=refused):
+        load_decoder(path, device=torch.device("cpu"), dtype=torch.float32, attn_implementation="sdpa")
 
 
 #: As compressed-tensors has it.
@@ -172,23 +178,28 @@ def test_a_tensor_that_a_list_names_as_quantized_and_the_file_has_as_floats_is_n
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", GENERIC])
-def test_an_encoder_names_a_tensor_of_its_tower_that_is_quantized(family: str, tmp_path: Path) -> None:
+def test_an_encoder_names_a_tensor_of_its_tower_that_it_does_not_read(family: str, tmp_path: Path) -> None:
     source = zoo_checkpoint(family) if family == GENERIC else build_checkpoint(family)
     path = quantized(source, tmp_path / "model", is_towers)
     edit_config(path, quantization_config=lists())
-    with pytest.raises(
-        ConfigError, match=r"(visual|vision).* tower or projector are quantized.*unquantized one"
-    ):
+    assert load_tower(encoder_config(path))
+    file = path / "model.safetensors"
+    packed = {
+        key: value.view(torch.uint8) if value.dtype == torch.float8_e4m3fn else value
+        for key, value in load_file(file).items()
+    }
+    save_file(packed, file, metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"(visual|vision).* as U8 and \d+ more .* unquantized one"):
         load_tower(encoder_config(path))
 
 
 def test_a_config_that_names_nothing_hides_no_quantized_tensor(tmp_path: Path) -> None:
     path = quantized(build_checkpoint("qwen3_vl"), tmp_path / "model")
     edit_config(path, quantization_config=None)
-    with pytest.raises(ConfigError, match="native decoder"):
-        check_for_engine(path, PDConfig())
+    check_for_engine(path, PDConfig())
     check_tower(path, family_of(path).keys.encoder_names)
     assert all("language_model" in key for key in read_quantized(path))
+    assert read_scaled(path).weights
 
 
 @pytest.mark.parametrize(
@@ -206,7 +217,7 @@ def test_a_cluster_is_refused_where_its_workers_would_decode_themselves(flags, r
     if not refused:
         check_for_engine(path, PDConfig(**flags))
         return
-    with pytest.raises(ConfigError, match="native decoder"):
+    with pytest.raises(ConfigError, match="remove quantization_config from it"):
         check_for_engine(path, PDConfig(**flags))
 
 

@@ -16,12 +16,13 @@ from triptych.base.config import (
     GIB,
     MIB,
     ClusterConfig,
+    PDConfig,
     ServeConfig,
     format_size,
 )
 from triptych.base.errors import ConfigError
 from triptych.base.machine.resources import available_memory
-from triptych.base.types import DTYPE_BYTES
+from triptych.base.types import DTYPE_BYTES, JsonObject
 
 #: Interpreter, torch and libraries of one worker, measured on Linux with torch 2.13. An upper bound for
 #: forked workers, which share most of it with their fork server.
@@ -67,12 +68,13 @@ class MemoryPlan:
         return "\n".join(f"  {name:<{width}}  {size:>12}" for name, size in shown)
 
 
-def weight_bytes(folder: Path, dtype: str, quantization: str = "none") -> int:
+def weight_bytes(folder: Path, dtype: str, quantization: str = "none", *, dequantized: bool = True) -> int:
     """Bytes of a checkpoint's weights, from the headers of its safetensors files.
 
-    `dtype` "auto" keeps the dtypes of the files. With `int8` and `w8a8`, matrices count as 8 bits per
-    element unless their name is that of an embedding or a head. With `int8-decoder` and `w8a8-decoder` none
-    do, since names do not tell tower from decoder: an upper bound.
+    `dtype` "auto" keeps the dtypes of the files, but for weights in 8 bits, which are `dequantized` to 16
+    unless vLLM computes with them. With `int8` and `w8a8`, matrices count as 8 bits per element unless their
+    name is that of an embedding or a head. With `int8-decoder` and `w8a8-decoder` none do, since names do not
+    tell tower from decoder: an upper bound.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -81,7 +83,8 @@ def weight_bytes(folder: Path, dtype: str, quantization: str = "none") -> int:
     for file in files:
         for name, dims, elements, stored in _tensors_of(file):
             in_8_bits = quantization in ("int8", "w8a8") and dims == 2 and not _KEPT.search(name)
-            total += elements * (1 if in_8_bits else DTYPE_BYTES.get(dtype, stored))
+            kept = stored if stored > 1 or not dequantized else 2
+            total += elements * (1 if in_8_bits else DTYPE_BYTES.get(dtype, kept))
     return total
 
 
@@ -195,10 +198,27 @@ def place_on_gpus(
     if not config.pd.device.startswith("cuda"):
         return {}
     devices = find(config.pd.device)
-    weights = weight_bytes(Path(config.model), config.pd.dtype, config.pd.quantization)
+    # Not for a core install, whose doctor uses this module.
+    from triptych.models.checkpoint.folder import read_config
+    from triptych.models.checkpoint.quantized import quantization_of
+
+    path, pd = Path(config.model), config.pd
+    model = read_config(path)
+    quantized = bool(quantization_of(model))
+    if quantized and _by_vllm(pd, model):
+        weights = weight_bytes(path, "auto", dequantized=False)
+    else:
+        weights = weight_bytes(path, pd.dtype, pd.quantization)
     shares = place_workers(devices, gpu_needs(weights, config))
     logger.info("memory of the GPUs:\n%s", share_table(devices, shares))
     return {share.worker: share for share in shares}
+
+
+def _by_vllm(pd: PDConfig, model: JsonObject) -> bool:
+    from triptych.pd_worker.vllm.connection import choose_engine, vllm_program
+
+    architecture = next(iter(model.get("architectures") or ()), "")
+    return choose_engine(pd, architecture, vllm_program()).engine == "vllm"
 
 
 def gpu_needs(weights: int, config: ServeConfig) -> list[Need]:

@@ -1,0 +1,242 @@
+"""What a killed or cut-off part costs: requests failed and wrong, seconds of stall, restarts by hand.
+
+    python -m benchmarks kills PEER --results DIR [--systems native,vllm-epd] [--faults '* killed']
+    python -m benchmarks kills --results DIR --write
+
+PEER is the kit of `against_peer`; three rounds of all by default. Every run appends to DIR what is not in it
+yet; without PEER the page is made of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from benchmarks.against_peer.rounds import keep, kept
+from benchmarks.kills.load import REQUESTS, Load, Trial, bodies
+from benchmarks.kills.processes import Processes
+from benchmarks.kills.systems import EMBEDDINGS, SYSTEMS, Place, System
+from benchmarks.result_page import RESULTS, fill, publish, ranged, table
+from triptych.base.errors import ConfigError
+from triptych_bench.goodput.report.machine import commit
+
+PAGE = RESULTS / "kills.md"
+#: The trials that say which tokens are right.
+RIGHT, NOTHING = "right", "nothing"
+KILLED, CUT, LOST = "killed", "cut off", "lost"
+#: Seconds without a sign of a part that is cut off; until a system must answer; and after a fault.
+CUT_SECONDS, START_SECONDS, RETURN_SECONDS = 6.0, 400.0, 60.0
+_PROBE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happens to which part."""
+
+    part: str
+    what: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.part} {self.what}".strip()
+
+    async def act(self, system: System, processes: Processes) -> None:
+        if self.what == LOST and system.files is not None:
+            for entry in system.files.iterdir():
+                shutil.rmtree(entry, ignore_errors=True)
+        elif self.what == KILLED:
+            processes.signal(system.parts[self.part], signal.SIGKILL)
+        elif self.what == CUT:
+            processes.signal(system.parts[self.part], signal.SIGSTOP)
+            await asyncio.sleep(CUT_SECONDS)
+            processes.signal(system.parts[self.part], signal.SIGCONT)
+
+
+def faults(system: System) -> Iterator[Fault]:
+    """Those that a system can have; what cuts off is no different without a loop that starts again."""
+    yield Fault(NOTHING, "")
+    for part in system.parts:
+        if system.restarts:
+            yield Fault(part, CUT)
+        yield Fault(part, KILLED)
+    if system.files is not None and system.restarts:
+        yield Fault(EMBEDDINGS, LOST)
+
+
+class Run:
+    """The trials of one system in one round."""
+
+    def __init__(self, name: str, number: int, place: Place, file: Path, asked: str) -> None:
+        self._name, self._number, self._file, self._asked = name, number, file, asked
+        self._place = place
+        self._there = {(t.system, t.fault, t.number) for t in kept([file], Trial)}
+        self._probes = 0
+
+    async def measure(self) -> None:
+        """What is not there yet; a system that does not come back is started again by hand."""
+        left = [fault for fault in faults(self._system()) if self._is_left(fault)]
+        while left:
+            async with self._serving() as (system, processes):
+                while left:
+                    fault = left.pop(0)
+                    if self._name == "native":
+                        await self._right(system, fault)
+                    trial = await self._trial(system, processes, fault)
+                    keep(self._file, trial)
+                    _say(trial)
+                    if trial.by_hand:
+                        break
+
+    def _is_left(self, fault: Fault) -> bool:
+        known = (self._name, fault.name, self._number) in self._there
+        return not known and fnmatch(fault.name, self._asked)
+
+    def _system(self) -> System:
+        folder = self._place.folder / f"{self._name}-{time.monotonic_ns()}"
+        folder.mkdir()
+        return SYSTEMS[self._name](Place(self._place.peer, folder))
+
+    @asynccontextmanager
+    async def _serving(self) -> AsyncIterator[tuple[System, Processes]]:
+        system = self._system()
+        logs = self._place.folder / f"{self._name}-logs"
+        logs.mkdir(exist_ok=True)
+        processes = Processes(system.services, logs, restarts=system.restarts)
+        try:
+            await processes.start()
+            if not await self._answers(system, START_SECONDS):
+                raise ConfigError(f"{self._name} does not answer within {START_SECONDS:g} s: see {logs}")
+            # Its first requests are slow.
+            await Load(system.url).at_once(self._new(system, 8))
+            yield system, processes
+        finally:
+            await processes.close()
+
+    async def _right(self, system: System, fault: Fault) -> None:
+        requests = bodies(system.model, _seed(fault, self._number), REQUESTS, RIGHT)
+        load = Load(system.url)
+        keep(
+            self._file,
+            Trial(RIGHT, fault.name, self._number, await load.at_once(requests), 0, 0, load.errors),
+        )
+
+    async def _trial(self, system: System, processes: Processes, fault: Fault) -> Trial:
+        requests = bodies(system.model, _seed(fault, self._number), REQUESTS)
+        load, broken_at = Load(system.url), [0.0]
+
+        async def act() -> None:
+            broken_at[0] = time.monotonic()
+            await fault.act(system, processes)
+
+        answers = await load.at_a_rate(requests, act)
+        ended = time.monotonic()
+        by_hand = 0 if await self._answers(system, RETURN_SECONDS) else 1
+        # Who asked last and failed would have had a token when it was back.
+        load.times.append(ended if by_hand or answers[-1] else time.monotonic())
+        stall = load.stall(broken_at[0])
+        return Trial(self._name, fault.name, self._number, answers, stall, by_hand, load.errors)
+
+    async def _answers(self, system: System, seconds: float) -> bool:
+        """Whether a text and a new picture are answered within that time."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(deadline - time.monotonic(), 1.0)):
+                    if all(await Load(system.url).at_once(self._new(system, 2))):
+                        return True
+            await asyncio.sleep(_PROBE_SECONDS)
+        return False
+
+    def _new(self, system: System, count: int) -> list[bytes]:
+        self._probes += 1
+        return bodies(system.model, 100_000 + 1000 * self._number + self._probes, count)
+
+
+def _say(trial: Trial) -> None:
+    told = f"{trial.failed} failed, stall {trial.stall:.1f} s, by hand {trial.by_hand} {trial.errors[:1]}"
+    print(f"{trial.system}, {trial.fault}, {trial.number}: {told}", file=sys.stderr, flush=True)
+
+
+#: Seeds by fault: the same requests for every system.
+_PARTS = (
+    NOTHING,
+    "encoder",
+    "decoding server",
+    "prefill server",
+    "worker before vLLM",
+    "store",
+    "proxy",
+    EMBEDDINGS,
+)
+_WHATS = ("", KILLED, CUT, LOST)
+
+
+def _seed(fault: Fault, number: int) -> int:
+    return 100 * number + 10 * _PARTS.index(fault.part) + _WHATS.index(fault.what)
+
+
+def page(trials: Sequence[Trial]) -> str:
+    right = {(t.fault, t.number): t.answers for t in trials if t.system == RIGHT}
+    rows = []
+    names = [Fault(part, what).name for what in _WHATS for part in _PARTS]
+    for fault in names:
+        for system in SYSTEMS:
+            of = [t for t in trials if (t.system, t.fault) == (system, fault)]
+            if of:
+                wrong = sum(
+                    bool(got) and bool(want) and got != want
+                    for t in of
+                    for got, want in zip(t.answers, right.get((fault, t.number), []), strict=False)
+                )
+                stalls = [t.stall for t in of]
+                requests, failed = sum(len(t.answers) for t in of), sum(t.failed for t in of)
+                counts = [str(count) for count in (len(of), requests, failed, wrong)]
+                stall = ranged(statistics.median(stalls), min(stalls), max(stalls))
+                rows.append([fault, system, *counts, stall, str(sum(t.by_hand for t in of))])
+    head = ["fault", "system", "runs", "requests", "failed", "wrong", "stall, s (range)", "restarts by hand"]
+    reasons = {f"{t.system}, {t.fault}: {t.errors[0]}" for t in trials if t.errors and t.system != RIGHT}
+    lines = table(head, rows, (0, 1))
+    return fill(
+        "kills", commit=commit(), table="\n".join(lines),
+        reasons="\n".join(f"- `{reason}`" for reason in sorted(reasons)),
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("peer", nargs="?", type=Path)
+    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--systems", default=",".join(SYSTEMS))
+    parser.add_argument("--faults", default="*", help="a pattern of their names")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
+    options = parser.parse_args()
+    file = options.results / "kills.jsonl"
+    if options.peer is None:
+        publish(page(kept([file], Trial)), PAGE, write=options.write)
+        return
+    # So that the processes end with this one, however it is ended.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        place = Place(options.peer.resolve(), Path(folder))
+        for number in range(options.rounds):
+            for name in options.systems.split(","):
+                asyncio.run(Run(name, number, place, file, options.faults).measure())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""A prefill worker offers a request once its blocks are stored, and a decode worker has them from there."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+import pytest
+
+from support.engine.pd_serving import served_model, serving
+from support.engine.sharing import LOADED, SAVED
+from triptych.pd_worker.kv_sharing import block_saves
+from triptych.pd_worker.kv_sharing.transfers import KVTransfers
+from triptych.pd_worker.native import NativeWorker
+from triptych.protos import pd_pb2
+
+TEXT = "Say something about the weather, and then about the sea, the hills and all that lies behind them. "
+SAMPLING = {"max_tokens": 40, "ignore_eos": True, "temperature": 1.0, "seed": 11}
+
+
+def count(worker: NativeWorker, name: str) -> float:
+    registry = worker.engine._metrics._metrics.registry
+    return registry.get_sample_value(name, {"model_name": "tiny"}) or 0.0
+
+
+def new_text() -> str:
+    """A prompt that no other test has computed."""
+    return f"{uuid.uuid4()} {TEXT}"
+
+
+@pytest.mark.parametrize("tokens", [1, 17])
+async def test_a_request_goes_on_at_the_decode_worker_with_the_blocks_of_the_prefill_worker(
+    store_url, tokens
+):
+    model = served_model("qwen3_vl")
+    async with (
+        serving(model, store_url, role="prefill") as (first, p),
+        serving(model, store_url, role="decode") as (second, d),
+    ):
+        assert (
+            await p.submit(p.message("r", new_text(), **SAMPLING))
+        ).status == pd_pb2.SubmitReply.STATUS_QUEUED
+        await p.has("r", "hand_over")
+        prompt = list(p.answers["r"].admitted.prompt_token_ids)
+        assert count(first, SAVED) == len(prompt) // 16 * 16, "offered before its blocks were stored"
+        assert count(first, LOADED) == 0
+        whole = await p.until("r")
+        resume = pd_pb2.Resume(
+            prompt_token_ids=prompt, output_token_ids=whole.token_ids[:tokens], planned=True
+        )
+        await d.submit(d.message("r", "", attempt=2, resume=resume, **SAMPLING))
+        assert (await d.until("r")).token_ids == whole.token_ids
+        assert count(second, LOADED) == len(prompt) // 16 * 16
+        assert count(second, SAVED) == 0, "it is not its prompt"
+
+
+async def test_a_request_is_offered_though_nothing_can_be_saved(store_url, monkeypatch):
+    monkeypatch.setattr(KVTransfers, "has_room", lambda self, nbytes: False)
+    async with serving(served_model("qwen3_vl"), store_url, role="prefill") as (_, p):
+        await p.submit(p.message("r", new_text(), **SAMPLING))
+        await p.has("r", "hand_over")
+
+
+async def test_a_request_is_offered_after_a_while_though_its_blocks_are_still_on_the_way(
+    store_url, monkeypatch
+):
+    monkeypatch.setattr(block_saves, "SAVE_SECONDS", 0.1)
+
+    async def stuck(self, value, tenant, ttl):
+        await asyncio.sleep(30)
+
+    monkeypatch.setattr(KVTransfers, "_stored", stuck)
+    async with serving(served_model("qwen3_vl"), store_url, role="prefill") as (_, p):
+        await p.submit(p.message("r", new_text(), **SAMPLING))
+        await p.has("r", "hand_over")
+
+
+async def test_workers_of_both_roles_neither_save_nor_look(store_url):
+    async with serving(served_model("qwen3_vl"), store_url) as (worker, client):
+        assert worker.engine.sharing is None
+        await client.submit(client.message("r", new_text(), **SAMPLING))
+        assert "hand_over" not in (await client.until("r")).bodies

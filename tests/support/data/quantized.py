@@ -1,0 +1,132 @@
+"""Quantized copies of checkpoints, written by the formats' own libraries, and what these make of them again.
+
+FP8 with `weight_scale_inv` by transformers' `Fp8Quantize` and `Fp8Dequantize`, the rest by the compressors of
+compressed-tensors. Imports nothing of Triptych.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
+
+Tensors = dict[str, torch.Tensor]
+#: The file's tensors for one weight, by key, and the floats that the library makes of them.
+Writer = Callable[[str, torch.Tensor], tuple[Tensors, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Format:
+    """`config` is what config.json says; a weight that `write` leaves as it is is not quantized."""
+
+    config: dict[str, Any]
+    write: Writer
+
+
+def fp8(block: tuple[int, int] | None, fmt: str = "e4m3") -> Format:
+    """As transformers saves it; `block` None is one scale a tensor."""
+    config = {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "fmt": fmt,
+        "weight_block_size": list(block) if block else None,
+        "modules_to_not_convert": ["lm_head", "model.visual"],
+    }
+    asked = SimpleNamespace(quantization_config=SimpleNamespace(weight_block_size=block, scale_fmt="float"))
+
+    def write(key: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        found = Fp8Quantize(asked).convert({key: weight})
+        if len(found) == 1:
+            return found, weight
+        scale = next(value for name, value in found.items() if name != key)
+        return found, Fp8Dequantize(asked)._dequantize_one(found[key], scale, torch.float32)
+
+    return Format(config, write)
+
+
+def compressed(form: str, **weights: Any) -> Format:
+    """As compressed-tensors writes it: `form` is its name of the format, `weights` its arguments."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    args = QuantizationArgs(**weights)
+    inputs = QuantizationArgs(num_bits=args.num_bits, type=args.type, strategy="token", dynamic=True)
+    scheme = QuantizationScheme(targets=["Linear"], weights=args, input_activations=inputs)
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "quantization_status": "compressed",
+        "ignore": ["lm_head", "re:.*visual.*"],
+        "config_groups": {"group_0": json.loads(scheme.model_dump_json())},
+    }
+    compressor = BaseCompressor.get_value_from_registry(form)
+
+    def write(key: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        if weight.dim() != 2:
+            return {key: weight}, weight
+        rows, columns = weight.shape
+        across, down = {
+            "tensor": (rows, columns),
+            "channel": (1, columns),
+            "group": (1, args.group_size or columns),
+            "block": tuple(args.block_structure or (1, 1)),
+        }[args.strategy]
+        if rows % across or columns % down:
+            return {key: weight}, weight
+        tiles = weight.float().reshape(rows // across, across, columns // down, down)
+        scale, zeros = calculate_qparams(tiles.amin((1, 3)), tiles.amax((1, 3)), args)
+        scale = scale.reshape(1) if args.strategy == "tensor" else scale
+        given = {"weight": weight.float(), "weight_scale": scale.float(), "weight_zero_point": zeros}
+        if args.strategy == "tensor":
+            given["weight_zero_point"] = zeros.reshape(1)
+        stored = compressor.compress(given, scheme)
+        floats = compressor.decompress(stored, scheme)["weight"]
+        prefix = key.removesuffix("weight")
+        return {prefix + name: value.contiguous() for name, value in stored.items()}, floats
+
+    return Format(config, write)
+
+
+def write_quantized(
+    source: Path, folder: Path, form: Format, chosen: Callable[[str], bool]
+) -> tuple[Path, Path]:
+    """A copy of `source` with the chosen matrices quantized, and one with the floats that they stand for.
+
+    The first is written into as many files as the source has, a scale perhaps in another one than its weight.
+    """
+    quantized, plain = folder / "quantized", folder / "plain"
+    shutil.copytree(source, quantized)
+    shutil.copytree(source, plain)
+    files = sorted(source.glob("*.safetensors"))
+    held: list[Tensors] = [{} for _ in files]
+    changed = 0
+    for number, file in enumerate(files):
+        floats = {}
+        for key, value in load_file(file).items():
+            if not (chosen(key) and value.dim() > 1 and value.is_floating_point() and "norm" not in key):
+                held[number][key] = floats[key] = value
+                continue
+            stored, floats[key] = form.write(key, value)
+            changed += len(stored) > 1
+            for name, tensor in stored.items():
+                held[number if name == key else (number + 1) % len(files)][name] = tensor
+        save_file(floats, plain / file.name, metadata={"format": "pt"})
+    assert changed, "nothing is quantized"
+    for file, tensors in zip(files, held, strict=True):
+        save_file(tensors, quantized / file.name, metadata={"format": "pt"})
+    if len(files) > 1:
+        index = {key: file.name for file, tensors in zip(files, held, strict=True) for key in tensors}
+        name = "model.safetensors.index.json"
+        (quantized / name).write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    config = json.loads((quantized / "config.json").read_text())
+    (quantized / "config.json").write_text(json.dumps({**config, "quantization_config": form.config}))
+    return quantized, plain
