@@ -138,6 +138,12 @@ class Dispatcher:
         return PDWork(*self._router.load, kv_usage, prompts)
 
     @property
+    def at_pd_workers(self) -> int:
+        """Requests that PD workers have."""
+        in_flight, waiting = self._router.load
+        return in_flight - waiting
+
+    @property
     def pd_links(self) -> Mapping[str, Link]:
         """The links to all known PD workers, by address."""
         return self._router.links
