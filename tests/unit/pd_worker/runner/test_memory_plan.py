@@ -170,19 +170,6 @@ def test_copies_of_embeddings_that_were_found_count_in_the_hosts_memory_of_an_ac
     assert replace(needs, copies_on_host=False).with_embeddings(3 * MIB).host == MIB
 
 
-@pytest.mark.parametrize("flags", [{"share_prefixes": "on"}, {"role": "prefill"}, {"role": "decode"}])
-def test_blocks_on_their_way_to_and_from_the_store_are_in_the_plan(checkpoint, flags) -> None:
-    def shared(**more: Any) -> int:
-        return memory_profile.needs_of(
-            _config(share_memory=64 * MIB, **more), checkpoint.decoder, 0, 0
-        ).shared
-
-    assert shared() == 0
-    assert shared(**flags) == 64 * MIB
-    plan = plan_worker_memory(40 * GIB, replace(NEEDS, shared=GIB))
-    assert plan.kv_memory == 27 * GIB and "shared blocks (--share-memory)" in plan.table()
-
-
 def test_the_mask_of_a_late_chunk_of_the_longest_prompt_counts_where_keys_are_gathered(checkpoint):
     def gathered(backend: str, tokens: int) -> int:
         config = _config(max_model_len=4096, max_num_batched_tokens=tokens, max_num_seqs=1)
