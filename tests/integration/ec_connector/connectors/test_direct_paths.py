@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import socket
@@ -97,23 +96,6 @@ def test_a_reader_of_another_user_gets_nothing_by_the_socket(pair, monkeypatch, 
     monkeypatch.setattr(output_server, "same_user", lambda _: False)
     found = pair.fetch(item.plan, source)
     assert found.fetched.keys() == {item.plan.mm_hash} and "shm" not in found.paths.values()
-
-
-async def test_a_cancelled_read_of_shared_memory_ends_after_its_thread(monkeypatch):
-    began, told = threading.Event(), []
-
-    def read(name: str, value: str, item: object, stop: threading.Event) -> None:
-        began.set()
-        told.append(stop.wait(20.0))
-
-    monkeypatch.setattr(direct_path, "_read_segment", read)
-    loads: Any = object.__new__(direct_path.DirectLoads)
-    reading = asyncio.create_task(loads._read_shared("segment", "value", None, direct_path._SMALL_BYTES))
-    assert await asyncio.to_thread(began.wait, 20.0)
-    reading.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await reading
-    assert told == [True]
 
 
 def test_connections_above_their_number_are_closed(pair, monkeypatch):
