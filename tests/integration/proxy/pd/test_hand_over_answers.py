@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ from support.engine.pd_serving import ServedPD, tiny_model
 from support.engine.sharing import LOADED
 from support.fakes.fake_workers import MODEL
 from support.fakes.proxy_fakes import FakeCluster, raw_post
+from support.waiting import until
 from triptych.pd_worker.native import LoadedModel
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -124,3 +126,25 @@ async def test_a_stop_string_ends_the_answer_where_one_worker_ends_it(cluster: F
     whole, handed = await both(cluster, temperature=0, stop=[stop])
     assert handed["choices"] == whole["choices"]
     assert handed["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("dies", [0, 1], ids=["prefill worker", "decode worker"])
+async def test_a_worker_that_dies_while_others_requests_change_hands_changes_no_answer(
+    cluster: FakeCluster, dies: int
+) -> None:
+    body = {"max_tokens": TOKENS, "temperature": 1.0, "seed": 3, "return_token_ids": True}
+    prompts = [f"{number} {PROMPT}"[:320] for number in range(8)]
+    ids = [(await post(cluster, "/tokenize", prompt=prompt))["tokens"] for prompt in prompts]
+    whole = [await post(cluster, "/v1/completions", prompt=prompt, **body) for prompt in prompts]
+    before = hand_overs(cluster)
+    asked = [
+        asyncio.create_task(
+            post(cluster, "/v1/completions", prompt=each, cache_salt=uuid.uuid4().hex, **body)
+        )
+        for each in ids
+    ]
+    await until(lambda: hand_overs(cluster) > before, "the first hand-over")
+    assert not all(task.done() for task in asked)
+    await cluster.pd_workers[dies].kill()
+    answers = await asyncio.gather(*asked)
+    assert [each["choices"] for each in answers] == [each["choices"] for each in whole]
