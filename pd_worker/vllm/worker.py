@@ -32,7 +32,7 @@ from triptych.pd_worker.vllm.http.replies import EngineError
 from triptych.pd_worker.vllm.pooled import PooledCalls
 from triptych.pd_worker.worker import PDModel, PDWorker, load_report
 from triptych.protos import pd_pb2
-from triptych.registry.matching import DIRECT, WHOLE_REQUESTS
+from triptych.registry.matching import DIRECT, PREFILL, WHOLE_REQUESTS
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +94,8 @@ class VLLMWorker(PDWorker):
         places = batch_places(config, connection.info)
         said = "" if connection.info.max_num_seqs else ", since it does not say how many it computes at once"
         logger.info("vLLM has up to %d requests of this worker at once%s", places, said)
+        if config.role == PREFILL:
+            logger.warning("vLLM's KV does not move: decode workers compute the prompts of this one again")
         super().__init__(replace(config, max_num_seqs=places), model, incarnation)
         # A connector that has proved that it knows the token reads where this worker says.
         self.direct = None if tickets is None else DirectTransfer.of(config)

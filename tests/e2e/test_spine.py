@@ -114,7 +114,7 @@ MAX_CARRIERS = 96
 #: Files that run code for it, leaves and what also runs in idle times included. They were 132 while several
 #: ideas were glued into a file; those are split by what they say (a window, a load report, a stall watch, a
 #: turn), and three are the adapter's, which reads prompts by the class's own code.
-MAX_FILES = 180
+MAX_FILES = 190
 
 
 @dataclass(frozen=True)

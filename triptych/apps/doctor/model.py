@@ -113,7 +113,7 @@ def check_model(config: ClusterConfig, given: str) -> Iterator[CheckResult]:
         yield _largest_image(path, pd, geometry, dtype, row)
     if any(workers.scaled for workers in config.pools.values()):
         yield ok(
-            "workers", f"at most {config.encoders.maximum} encoders, {config.pd_workers.maximum} PD workers"
+            "workers", f"at most {config.encoders.maximum} encoders, {config.counts.decoding} PD workers"
         )
     yield CheckResult(
         "memory",
