@@ -80,8 +80,8 @@ class BlockLoads:
 
         False, and `add` is not called, where nothing is looked for.
         """
-        # Of the prompt, as they are saved. Its last token may have to be computed all the same; the block that
-        # it fills ends the group that was saved with it.
+        # Of the prompt, as they are saved. Its last token may have to be computed all the same; the block
+        # that it fills ends the group that was saved with it.
         blocks = request.num_prompt_tokens // self._form.block_size
         if request.pooling is not None or blocks < LEAST_BLOCKS:
             return False
