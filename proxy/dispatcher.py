@@ -44,6 +44,7 @@ from triptych.proxy.requests.recorder import Recorder
 from triptych.proxy.requests.request import Choices, InFlightRequest, ReplyMemory, draw_request_id
 from triptych.proxy.splitter import VideoSegments
 from triptych.proxy.turns.loop_turns import LoopTurns
+from triptych.proxy.turns.recent_holders import RecentHolders
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.registry.matching import MISMATCHES
 
@@ -87,7 +88,7 @@ class Dispatcher:
         self.recorder = Recorder(metrics, clock, pool.model_called)
         self.with_logprobs: set[str] = set()
         #: What a crowd of one tenant has to put out goes in turns with others'; of one alone at once.
-        self._turns = LoopTurns(burst=1 << 30)
+        self._tenants, self._turns = RecentHolders(), LoopTurns(burst=0)
         self._counter = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._media: MediaSource = media or make_loader(ProxyConfig(), metrics, self.quotas)
@@ -136,6 +137,12 @@ class Dispatcher:
         waiting = (request for request in requests if request.lifecycle.awaits_prefill)
         prompts = outstanding_prompts((each.lifecycle.prompt_tokens, each.pd_address) for each in waiting)
         return PDWork(*self._router.load, kv_usage, prompts)
+
+    @property
+    def at_pd_workers(self) -> int:
+        """Requests that PD workers have."""
+        in_flight, waiting = self._router.load
+        return in_flight - waiting
 
     @property
     def pd_links(self) -> Mapping[str, Link]:
@@ -205,7 +212,9 @@ class Dispatcher:
                 self.deliver(request.request_id, fetched)
             while True:
                 outputs = await choices.output.drain()
-                await self._turns.turn(call.tenant)
+                self._tenants.note(call.tenant)
+                if self._tenants.several:
+                    await self._turns.turn(call.tenant)
                 last = outputs[-1]
                 if isinstance(last, Done) and last.final:
                     choices.status = 200

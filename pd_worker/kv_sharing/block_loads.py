@@ -40,6 +40,8 @@ class _Look:
     digests: list[bytes] = field(default_factory=list)
     #: There was no room for a group: what comes behind it is of no use.
     full: bool = False
+    #: The key of the first group that it loads.
+    lead: str = ""
 
 
 class BlockLoads:
@@ -70,14 +72,17 @@ class BlockLoads:
         self._spare = spare
         self._stored = stored
         self._waiting: dict[tuple[RequestKey, int], _Look] = {}
+        #: When looks that load end, by their first group. Belongs to the transfers' loop.
+        self._leading: dict[str, asyncio.Event] = {}
 
     def begin(self, request: EngineRequest, on_engine: OnEngine, add: Callable[[], None]) -> bool:
         """Looks for the request's blocks, and calls `add` from another thread when all that come are there.
 
         False, and `add` is not called, where nothing is looked for.
         """
-        # The last token is always computed; the block that it fills ends the group that was saved with it.
-        blocks = request.num_tokens // self._form.block_size
+        # Of the prompt, as they are saved. Its last token may have to be computed all the same; the block
+        # that it fills ends the group that was saved with it.
+        blocks = request.num_prompt_tokens // self._form.block_size
         if request.pooling is not None or blocks < LEAST_BLOCKS:
             return False
         if self._transfers.away or not self._rule.tries():
@@ -123,6 +128,8 @@ class BlockLoads:
         finally:
             self._metrics.shared_kv_wait.observe(time.monotonic() - begun)
             add()
+            # Behind all that was put in.
+            on_engine(partial(self._transfers.call_soon, partial(self._end_lead, look)))
 
     async def _fetch(self, look: _Look, blocks: int, on_engine: OnEngine) -> None:
         request, size = look.request, self._form.block_size
@@ -135,25 +142,42 @@ class BlockLoads:
             request.both_ways,
         )
         digests = chain.digests(blocks)
-        # From another thread than the engine's: what is there now may be gone when it is needed.
-        pool = self._kv.pool
-        first = next((index for index, digest in enumerate(digests) if pool.find(digest) is None), blocks)
-        if self._form.state_bytes:
-            first = 0  # blocks without a snapshot are of no use
-        end = min(blocks, first + max(0, pool.num_free - self._spare()))
-        if end - first < LEAST_BLOCKS:
-            return
+        while True:
+            first = self._cached(digests)
+            end = min(blocks, first + max(0, self._kv.pool.num_free - self._spare()))
+            if end - first < LEAST_BLOCKS:
+                return
+            lead = self._form.groups(digests[:end], first)[0].plan.mm_hash
+            if (ended := self._leading.get(lead)) is None:
+                break
+            # Another request loads the same: choices of one prompt come at once.
+            await ended.wait()
+        look.lead = lead
+        self._leading[lead] = asyncio.Event()
         self._metrics.shared_kv_looked_up.inc((end - first) * size)
         begun = time.monotonic()
         groups = await self._find(digests[:end], first, request.tenant)
         state_at = groups[-1].end if groups else 0
         if self._form.state_bytes and groups:
             state_at = await self._find_state(digests[:state_at])
+        if state_at <= first:
+            return
         await self._load(look, digests, [group for group in groups if group.start < state_at], on_engine)
-        if self._form.state_bytes and state_at:
+        if self._form.state_bytes:
             await self._load_state(look, digests[state_at - 1], on_engine)
-        if state_at > first:
-            self._rule.moved((state_at - first) * size, time.monotonic() - begun)
+        self._rule.moved((state_at - first) * size, time.monotonic() - begun)
+
+    def _cached(self, digests: Sequence[bytes]) -> int:
+        """How many of these blocks are of use here. Called from another thread than the engine's: what is
+        there now may be gone when it is needed."""
+        find = self._kv.pool.find
+        count = next((i for i, digest in enumerate(digests) if find(digest) is None), len(digests))
+        return count if self._kv.states is None else self._kv.states.longest(digests[:count])
+
+    def _end_lead(self, look: _Look) -> None:
+        """The look's groups are put in, or will not be: those that wait for them go on."""
+        if look.lead and (ended := self._leading.pop(look.lead, None)) is not None:
+            ended.set()
 
     async def _find(self, digests: Sequence[bytes], first: int, tenant: str) -> list[Group]:
         """The stored groups from block `first` on, as far as there is no gap."""
@@ -197,6 +221,7 @@ class BlockLoads:
 
     def _put(self, look: _Look, digests: Sequence[bytes], body: torch.Tensor) -> None:
         """Writes the blocks that are not cached here; on the engine's thread."""
+        self._metrics.shared_kv_loaded_bytes.inc(len(body))
         try:
             pool, request = self._kv.pool, look.request
             if look.full or (request.key, request.attempt) not in self._waiting:
@@ -212,7 +237,6 @@ class BlockLoads:
                 look.full = len(look.digests) + len(new) + self._spare() > pool.num_free
                 if new and not look.full:
                     self._write([digests[index] for index in new], body.view(len(digests), -1), new)
-                    self._metrics.shared_kv_loaded_bytes.inc(len(body))
             finally:
                 pool.release(reversed(held))
             if not look.full:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -180,5 +181,9 @@ class KVTransfers:
 
     def release(self, nbytes: int) -> None:
         """Loaded bytes are not needed any more; from any thread."""
+        self.call_soon(partial(self._loads.release, nbytes))
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        """Calls back in the loop; from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop has ended, and its memory with it
-            self._client.call_soon(self._loads.release, nbytes)
+            self._client.call_soon(callback)

@@ -16,8 +16,10 @@ from triptych.base.errors import InvalidRequest, RequestError
 from triptych.base.hashing import framed_digest
 from triptych.base.source_tickets import SourceTickets
 from triptych.base.types import DRAWING, ItemPlan, JsonObject, OutputFormat
+from triptych.base.vllm_classes import VLLMClass
 from triptych.ec_connector.base import SourceTable
 from triptych.ec_connector.connectors.store_loads import SAVED_POLL_SECONDS, SAVING_SECONDS
+from triptych.models.generic.layout import ItemLayout
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import ResolvedSampling
 from triptych.pd_worker.frontend.grammar import Formats
@@ -161,13 +163,24 @@ def _refusal(field: str, allowed: str) -> InvalidRequest:
     return InvalidRequest(f"{field}: this worker's engine, vLLM, takes {allowed}", param=field)
 
 
-def check_request(request: EngineRequest) -> None:
-    """InvalidRequest for what vLLM cannot do as it is asked for."""
+def check_request(request: EngineRequest, known: VLLMClass) -> None:
+    """InvalidRequest for what vLLM cannot do as it is asked for, with a model of the `known` class."""
     check_sampling(request.sampling, output_format(request))
-    if any(len(feature.placement.runs or ()) > 1 for feature in request.features):
+    check_items([feature.plan for feature in request.features], known)
+
+
+def check_items(plans: Sequence[ItemPlan], known: VLLMClass) -> None:
+    """InvalidRequest for items that vLLM cannot be given of the `known` class."""
+    if others := sorted({plan.modality for plan in plans} - set(known.modalities)):
         raise InvalidRequest(
-            "messages: an item's placeholder has tokens without embeddings between others, which this "
-            "worker's engine, vLLM, cannot be given: send it to a worker of --engine native",
+            f"messages: an item of the kind {others[0]}: with this model, this worker's engine, vLLM, takes "
+            f"{' and '.join(known.modalities)} items alone: send it to a worker of --engine native",
+            param="messages",
+        )
+    if not known.segments and any(plan.layout and ItemLayout.decode(plan.layout).continues for plan in plans):
+        raise InvalidRequest(
+            "messages: a video in segments, of which this worker's engine, vLLM, would count positions anew: "
+            "ask for fewer frames, or start the encoder workers with --video-segment-frames 0",
             param="messages",
         )
 

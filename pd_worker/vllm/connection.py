@@ -171,7 +171,7 @@ def choose_engine(config: PDConfig, architecture: str, program: str, task: Task 
     if not config.device.startswith("cuda"):
         return EngineChoice("native", f"--device is {config.device}")
     known = CLASSES.get(architecture)
-    if known is None or not known.one_run:
+    if known is None:
         return EngineChoice("native", f"{architecture} is not served through vLLM")
     if task != "generate" and not known.pooled:
         return EngineChoice("native", f"pictures of {architecture} are not known to be pooled by vLLM")

@@ -11,6 +11,7 @@ from triptych.base.delta import Delta
 from triptych.base.errors import Unavailable
 from triptych.base.metrics import PDMetrics
 from triptych.base.types import FinishReason
+from triptych.base.vllm_classes import VLLMClass
 from triptych.pd_worker.core.admission import SchedulerLimits
 from triptych.pd_worker.core.admission import check_request as check_limits
 from triptych.pd_worker.core.outputs import Latencies
@@ -132,10 +133,12 @@ class VLLMEngine:
         vocab_size: int,
         pooled: PooledCalls,
         max_model_len: int,
+        model_class: VLLMClass,
         on_lost: Callable[[], None],
         direct: DirectItems | None = None,
     ) -> None:
         self.max_model_len = max_model_len
+        self._class = model_class
         self._config = config
         places = batch_places(config, health.info)
         self._limits = SchedulerLimits(places, max_model_len, max_model_len)
@@ -179,7 +182,7 @@ class VLLMEngine:
     def submit(self, request: EngineRequest) -> None:
         """Starts a request. InvalidRequest for what vLLM cannot do, Unavailable while it is not there."""
         check_limits(request, self._limits, None)
-        check_request(request)
+        check_request(request, self._class)
         body = self._ports.pooled.body_of(request)
         if not self._health.up:
             raise Unavailable("this worker's engine, vLLM, does not answer", retry_after=1.0)

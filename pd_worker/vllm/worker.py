@@ -32,7 +32,7 @@ from triptych.pd_worker.vllm.http.replies import EngineError
 from triptych.pd_worker.vllm.pooled import PooledCalls
 from triptych.pd_worker.worker import PDModel, PDWorker, load_report
 from triptych.protos import pd_pb2
-from triptych.registry.matching import DIRECT, WHOLE_REQUESTS
+from triptych.registry.matching import DIRECT, PREFILL, WHOLE_REQUESTS
 
 logger = logging.getLogger(__name__)
 
@@ -40,12 +40,7 @@ logger = logging.getLogger(__name__)
 def load_front_model(config: PDConfig, engine_max_model_len: int) -> PDModel:
     """The checkpoint of `config.model` without weights, before an engine that takes that many tokens."""
     path = Path(config.model)
-    architecture = family_of(path).architecture
-    if not class_of(architecture).one_run:
-        raise ConfigError(
-            f"MODEL={path}: the rows of one {architecture} item stand apart in the prompt, which vLLM's "
-            "endpoint for token ids does not take: use --engine native"
-        )
+    class_of(family_of(path).architecture)
     dtype = resolve_dtype(path, torch.device("cpu"), config.dtype)
     decoder = family_of(path).decoder.without_weights(path, dtype=dtype)
     if config.max_model_len > engine_max_model_len:
@@ -99,6 +94,8 @@ class VLLMWorker(PDWorker):
         places = batch_places(config, connection.info)
         said = "" if connection.info.max_num_seqs else ", since it does not say how many it computes at once"
         logger.info("vLLM has up to %d requests of this worker at once%s", places, said)
+        if config.role == PREFILL:
+            logger.warning("vLLM's KV does not move: decode workers compute the prompts of this one again")
         super().__init__(replace(config, max_num_seqs=places), model, incarnation)
         # A connector that has proved that it knows the token reads where this worker says.
         self.direct = None if tickets is None else DirectTransfer.of(config)
@@ -117,6 +114,7 @@ class VLLMWorker(PDWorker):
             vocab_size=model.decoder.geometry.vocab_size,
             pooled=PooledCalls(model.pooling, model.tokenizer, model.decoder.geometry.hidden_size),
             max_model_len=config.max_model_len or connection.info.max_model_len,
+            model_class=class_of(family_of(Path(config.model)).architecture),
             on_lost=lambda: self.servicer.lose_engine(uuid.uuid4().hex),
             direct=direct,
         )

@@ -396,6 +396,8 @@ class HasPrompt(Protocol):
     """A request's latest attempt, and its prompt once a PD worker has admitted it."""
 
     attempt: int
+    #: It goes on where a prefill worker's was, which has computed the prompt.
+    took_over: bool
     prompt_token_ids: tuple[int, ...] | None
 
 
@@ -413,7 +415,7 @@ class PromptWork:
         """An event of a request at a worker of this kind, before the request has it."""
         if event.attempt != request.attempt:
             return
-        if served(event):
+        if served(event) and not request.took_over:
             self.model.learn(event.finished.prompt_tokens, event.finished.work_seconds, kind)
         elif event.HasField("admitted") and request.prompt_token_ids is None:
             self.arrived.count(len(event.admitted.prompt_token_ids), now)

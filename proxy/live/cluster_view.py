@@ -166,8 +166,7 @@ class ClusterView:
     def _queued(self) -> int:
         """Requests in flight that no PD worker has."""
         dispatcher = self._sources.dispatcher
-        taken = sum(link.in_flight for link in dispatcher.pd_links.values())
-        return max(dispatcher.in_flight - taken, 0)
+        return max(dispatcher.in_flight - dispatcher.at_pd_workers, 0)
 
     def _store(self) -> StoreState:
         memory, up = self._sources.store_memory(), self._sources.pool.store_ok

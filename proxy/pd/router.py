@@ -121,7 +121,8 @@ class PDRouter:
     def load(self) -> tuple[int, int]:
         """Requests that are at a worker or wait for one, and those that wait."""
         waiting = len(self._waiting)
-        return waiting + sum(link.in_flight for link in self._links.values()), waiting
+        at_workers = sum(link.in_flight for link in self._links.values()) - len(self._successors.twice)
+        return waiting + at_workers, waiting
 
     @property
     def idle(self) -> bool:

@@ -59,6 +59,8 @@ class Successors:
         self._spawn = spawn
         self._offers: dict[str, _Offer] = {}
         self._submits: dict[str, asyncio.Task[None]] = {}
+        #: Requests that are at two workers.
+        self.twice: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def place(self, request: InFlightRequest, order: HandOver) -> None:
@@ -78,6 +80,7 @@ class Successors:
         before, link = request.link, request.successor_link
         assert link is not None
         request.link, request.successor_link = link, None
+        self.twice.discard(name)
         self._submits.pop(name, None)  # its answer is waited for all the same
         logger.info(
             "request %s goes on at PD worker %s%s",
@@ -106,6 +109,7 @@ class Successors:
         name = request.request_id
         self._stop(name)
         link, request.successor_link = request.successor_link, None
+        self.twice.discard(name)
         if link is not None:
             link.forget(name)
             link.cancel(name)
@@ -138,6 +142,7 @@ class Successors:
     def _send(self, request: InFlightRequest, attempt: int, link: Link) -> None:
         name, machine = request.request_id, request.lifecycle
         request.successor_link = link
+        self.twice.add(name)
         link.track(name, attempt, machine.output_token_ids, request.call.tenant)
         self._submits[name] = self._spawn(self._submit(request, attempt, link))
 

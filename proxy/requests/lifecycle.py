@@ -91,8 +91,8 @@ class Lifecycle:
         self.phase = Phase.NEW
         self.attempt = 0
         self._successor = Successor()
-        #: The attempt has taken over.
-        self._took_over = False
+        #: The attempt has taken over from a prefill worker's.
+        self.took_over = False
         #: Of one that has, and is behind the output.
         self._repeated: Repeated | None = None
         #: Its distinct items by key, in order of their first slots.
@@ -240,7 +240,7 @@ class Lifecycle:
         """The successor's attempt is the request's, and goes on from what it was sent."""
         successor, repeated = self._successor, self._successor.repeated
         behind = repeated is not None and repeated.position < len(self.output_token_ids)
-        self.attempt, self._took_over, self._repeated = attempt, True, repeated if behind else None
+        self.attempt, self.took_over, self._repeated = attempt, True, repeated if behind else None
         self.phase = Phase.RUN if successor.taken else Phase.SUBMIT
         successor.clear()
         return [TakeOver(attempt, lost=lost)]
@@ -248,7 +248,7 @@ class Lifecycle:
     def _begin_attempt(self) -> None:
         """A further attempt, of which there is no output yet; events of others are ignored from now on."""
         self._successor.clear()
-        self._took_over, self._repeated = False, None
+        self.took_over, self._repeated = False, None
         self.attempt = self._successor.draw()
 
     def tokens(
@@ -380,7 +380,7 @@ class Lifecycle:
         return [TellJobs(event), StartJobs((key,), True, event.item_missing.damaged_digest, pause=pause)]
 
     def _finished(self, end: Finished) -> Sequence[Instruction]:
-        if self._took_over and end.completion_tokens < len(self.output_token_ids):
+        if self.took_over and end.completion_tokens < len(self.output_token_ids):
             return self._worker_lost()  # another output than the one that it repeats
         timings = self.timings
         timings.queue, timings.load = end.queue_seconds, end.load_seconds

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from triptych.proxy.events import Accepted, AttemptEvent, Refused, told
 from triptych.proxy.requests.instructions import HandOver, HandOverInstruction, KeepAttempt
 
-#: Output tokens that a decode worker may repeat, which is as long as the client's stream stands still.
-MOST_REPEATED = 4
-#: The same where tries have been used up.
-LAST_REPEATED = 16
+#: Output tokens that a decode worker may repeat, for which the client's stream stands still: at its first
+#: try, and twice as many at each further one, up to the most. A short step is soon repeated.
+FIRST_REPEATED, MOST_REPEATED = 4, 64
 #: Attempts to hand one request over.
 MOST_TRIES = 8
 
@@ -84,9 +83,9 @@ class Successor:
 
     def begun(self, behind: int) -> Sequence[HandOverInstruction]:
         """Its first tokens have come, so many `behind` the output. Nothing follows where it takes over."""
-        if behind > MOST_REPEATED and self._tries < MOST_TRIES:
-            return self._next_try(behind=True)
-        return self._keep() if behind > LAST_REPEATED else ()
+        if behind <= min(FIRST_REPEATED << self._tries - 1, MOST_REPEATED):
+            return ()
+        return self._next_try(behind=True)
 
     def clear(self) -> None:
         self.attempt, self.repeated, self.taken = None, None, False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 
@@ -19,7 +18,7 @@ class RecentHolders:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last: str | None = None
-        self._shared_until = -math.inf
+        self._shared_until: float | None = None
 
     def note(self, holder: str) -> None:
         """The holder asks now."""
@@ -30,5 +29,7 @@ class RecentHolders:
 
     @property
     def several(self) -> bool:
-        """Whether the holder has changed in the last seconds."""
-        return self._clock() < self._shared_until
+        """Whether the holder has changed in the last seconds; with one alone without a look at the clock."""
+        if self._shared_until is not None and self._clock() >= self._shared_until:
+            self._shared_until = None
+        return self._shared_until is not None

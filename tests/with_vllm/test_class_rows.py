@@ -13,9 +13,15 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from support.data.pictures import picture
-from support.vllm_engine.classes import ADAPTED, class_checkpoint, processor
+from support.vllm_engine.classes import (
+    ADAPTED,
+    ALWAYS_RESIZED,
+    IN_BFLOAT16,
+    class_checkpoint,
+    processor,
+    recipe_of,
+)
 from support.vllm_engine.server import HOME, ROOT, vllm_environment
-from support.zoo.models import RECIPES
 from triptych.models.generic.layout import ItemLayout
 from triptych.models.registry import load_encoder
 
@@ -26,6 +32,8 @@ SIZES = {"SmolVLMForConditionalGeneration": ((32, 32), (32, 16))}
 VIEW_ROWS = 4
 #: Elements have a deviation of about 1. vLLM resizes with torchvision and we with PIL.
 ATOL, RESIZED = 2e-5, 1e-2
+#: Of towers in bfloat16, whose kernels round differently.
+ROUNDED = 0.1
 
 
 @dataclass
@@ -60,7 +68,8 @@ def encoded(tmp_path_factory: pytest.TempPathFactory) -> Encoded:
     jobs = [
         {
             "checkpoint": str(class_checkpoint(name, folder / name)),
-            "text": f"user: {processor(RECIPES[name]).picture}What is this?",
+            "dtype": dtype_of(name),
+            "text": f"user: {processor(recipe_of(name)).picture}What is this?",
             "images": [str(file) for file in files(folder, name)],
             "out": str(folder / name),
         }
@@ -85,20 +94,28 @@ def encoded(tmp_path_factory: pytest.TempPathFactory) -> Encoded:
 @pytest.mark.parametrize("name", ADAPTED)
 def test_our_rows_and_placeholders_are_those_of_vllm(encoded, name):
     theirs, prompts = encoded.rows(name), encoded.prompts(name)
-    encoder = load_encoder(encoded.folder / name, device=torch.device("cpu"), dtype=torch.float32)
+    dtype = getattr(torch, dtype_of(name))
+    encoder = load_encoder(encoded.folder / name, device=torch.device("cpu"), dtype=dtype)
+    atol, rtol = (ATOL, 1e-4) if dtype == torch.float32 else (ROUNDED, 0.0)
     earlier = None
     for file in files(encoded.folder, name):
         item = encoder.preprocess(Image.open(file).convert("RGB"), {})
-        (ours,) = encoder.encode([item])
+        ours = encoder.encode([item])[0].float()
         exact = len(ours) - VIEW_ROWS if len(ours) > VIEW_ROWS and has_view(name) else len(ours)
-        torch.testing.assert_close(ours[:exact], theirs[file.name][:exact], atol=ATOL, rtol=1e-4)
-        torch.testing.assert_close(ours, theirs[file.name], atol=RESIZED, rtol=0)
+        exact = 0 if name in ALWAYS_RESIZED else exact
+        torch.testing.assert_close(ours[:exact], theirs[file.name][:exact], atol=atol, rtol=rtol)
+        torch.testing.assert_close(ours, theirs[file.name], atol=max(atol, RESIZED), rtol=0)
         assert ours.std(dim=0).mean() > 10 * RESIZED
         if earlier is not None:
             assert (ours[:VIEW_ROWS] - earlier[:VIEW_ROWS]).abs().mean() > 10 * RESIZED
         earlier = ours
         tokens, prompt = list(ItemLayout.decode(item.layout).tokens), prompts[file.name]
         assert any(prompt[at : at + len(tokens)] == tokens for at in range(len(prompt)))
+
+
+def dtype_of(name: str) -> str:
+    """What vLLM computes the class in."""
+    return "bfloat16" if name in IN_BFLOAT16 else "float32"
 
 
 def has_view(name: str) -> bool:

@@ -15,16 +15,22 @@ from PIL import Image
 
 from support.data.pictures import picture
 from support.data.traffic import Case, ask
-from support.vllm_engine.classes import ADAPTED, class_checkpoint, processor
+from support.vllm_engine.classes import (
+    ADAPTED,
+    ALWAYS_RESIZED,
+    IN_BFLOAT16,
+    class_checkpoint,
+    processor,
+    recipe_of,
+)
 from support.vllm_engine.encoders import EncoderProcess
 from support.vllm_engine.engines import Engines
 from support.vllm_engine.fleet import raw
 from support.vllm_engine.front_door import FrontDoor
 from support.zoo.cases import assert_exact
-from support.zoo.models import RECIPES, Reference
+from support.zoo.models import Reference
 from support.zoo.own_processor import TEXT, generated
 from support.zoo.processors import make_processor
-from triptych.base.vllm_classes import CLASSES
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -57,10 +63,10 @@ class Served:
         model = cls.from_pretrained(self.checkpoint, dtype=torch.float32).eval()
         # `generate` fills what a call leaves out from here: nothing ends an answer early.
         model.generation_config = transformers.GenerationConfig(pad_token_id=0)
-        return generated(model, make_processor(processor(RECIPES[self.name])), images, TOKENS)
+        return generated(model, make_processor(processor(recipe_of(self.name))), images, TOKENS)
 
 
-@pytest.fixture(scope="module", params=ADAPTED)
+@pytest.fixture(scope="module", params=sorted({*ADAPTED} - {*IN_BFLOAT16, *ALWAYS_RESIZED}))
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp(request.param)
     checkpoint = class_checkpoint(request.param, folder / "checkpoint")
@@ -90,10 +96,6 @@ def test_pixels_are_not_read_where_the_store_has_their_rows(served):
 async def test_a_pd_worker_gives_vllm_the_rows_and_gets_its_own_answers(served):
     door = FrontDoor(served.checkpoint, served.engines.store, served.engines.servers, served.folder)
     try:
-        if not CLASSES[served.name].one_run:
-            with pytest.raises(AssertionError, match=f"the rows of one {served.name} item stand apart"):
-                door.start()
-            return
         door.start()
         images = [picture(3, *SIZE), picture(4, *SIZE), picture(5, 16, 16)]
         cases = [

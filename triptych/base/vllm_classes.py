@@ -7,7 +7,7 @@ level after the first. Each has a conformance test in tests/with_vllm.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from triptych.base.errors import ConfigError
 
@@ -15,6 +15,8 @@ from triptych.base.errors import ConfigError
 GRIDS = ("image_grid_thw", "video_grid_thw")
 #: The field of an item without media and grid: vLLM 0.32 ends its engine on an item without fields.
 ROWS = "rows"
+#: The field of a video whose positions in time are seconds: those between two rows of its grid.
+SECONDS = "second_per_grid_ts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,26 +24,35 @@ class VLLMClass:
     """One class.
 
     `saved_by_vllm`: a producer's plans are those of our encoder workers; other plans hold the placeholder's
-    tokens, which the connector is not told. `one_run`: an item's rows stand side by side in the prompt, as
-    vLLM's endpoint for token ids wants them. `pooled`: embeddings and scores with pictures are tested.
+    tokens, which the connector is not told. `pooled`: embeddings and scores with pictures are tested.
+    `modalities` are those of its items. `segments`: positions of a video are those of each frame, so that
+    each of its segments is an item of vLLM's.
     """
 
     saved_by_vllm: bool = False
-    one_run: bool = True
     pooled: bool = False
+    modalities: tuple[str, ...] = ("image",)
+    segments: bool = False
 
 
+_VIDEO = ("image", "video")
+_FRAMES = VLLMClass(modalities=_VIDEO, segments=True)
 #: By the architecture in config.json, which vLLM looks its models up by, too.
 CLASSES = {
-    "Qwen3VLForConditionalGeneration": VLLMClass(saved_by_vllm=True, pooled=True),
-    "Qwen2_5_VLForConditionalGeneration": VLLMClass(saved_by_vllm=True),
+    "Qwen3VLForConditionalGeneration": replace(_FRAMES, saved_by_vllm=True, pooled=True),
+    "Qwen2_5_VLForConditionalGeneration": VLLMClass(saved_by_vllm=True, modalities=_VIDEO),
     "LlavaForConditionalGeneration": VLLMClass(saved_by_vllm=True),
-    "Qwen3VLMoeForConditionalGeneration": VLLMClass(),
-    "Qwen2VLForConditionalGeneration": VLLMClass(),
-    "Glm4vMoeForConditionalGeneration": VLLMClass(),
+    "Qwen3VLMoeForConditionalGeneration": _FRAMES,
+    "Qwen2VLForConditionalGeneration": VLLMClass(modalities=_VIDEO),
+    "Qwen3_5ForConditionalGeneration": _FRAMES,
+    "Qwen3_5MoeForConditionalGeneration": _FRAMES,
+    "Glm4vForConditionalGeneration": _FRAMES,
+    "Glm4vMoeForConditionalGeneration": _FRAMES,
     "InternVLForConditionalGeneration": VLLMClass(),
     "Gemma3ForConditionalGeneration": VLLMClass(),
-    "SmolVLMForConditionalGeneration": VLLMClass(one_run=False),
+    "Gemma4ForConditionalGeneration": VLLMClass(),
+    "SmolVLMForConditionalGeneration": VLLMClass(),
+    "Qwen2AudioForConditionalGeneration": VLLMClass(modalities=("audio",)),
 }
 
 
@@ -52,6 +63,8 @@ def class_of(architecture: str) -> VLLMClass:
     if known is None:
         raise ConfigError(
             f"{architecture} is not served through vLLM: use `triptych pd --engine native` for it, or vLLM "
-            f"without TriptychECConnector; through vLLM are served {', '.join(CLASSES)}"
+            f"without TriptychECConnector; through vLLM are served {', '.join(CLASSES)}. Another one is "
+            f'tried with the row `"{architecture}": VLLMClass(),` in triptych/base/vllm_classes.py and '
+            "`make test-vllm` (docs/vllm.md, Another class)"
         )
     return known

@@ -11,7 +11,8 @@ import msgspec
 
 from triptych.base.source_tickets import PROOF
 from triptych.base.types import ItemPlan, JsonObject, MMFeature, Placement
-from triptych.base.vllm_classes import GRIDS, ROWS
+from triptych.base.vllm_classes import GRIDS, ROWS, SECONDS
+from triptych.models.generic.layout import ItemLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,13 @@ class EngineCall:
     @property
     def ec_transfer_params(self) -> JsonObject:
         """What vLLM's EC connector is given of each item."""
-        stored = {feature.mm_hash: {"namespace": feature.plan.namespace} for feature in self.features}
-        return {**stored, **self.tickets}
+        return {feature.mm_hash: self._entry(feature) for feature in self.features}
+
+    def _entry(self, feature: MMFeature) -> JsonObject:
+        entry = self.tickets.get(feature.mm_hash, {"namespace": feature.plan.namespace})
+        runs = place_of(feature)[1]
+        # vLLM's endpoint knows no tokens without rows inside a placeholder: its connector does.
+        return {**entry, "runs": runs} if runs else entry
 
 
 def size_of(plan: ItemPlan) -> tuple[str, tuple[int, ...]]:
@@ -49,7 +55,30 @@ def size_of(plan: ItemPlan) -> tuple[str, tuple[int, ...]]:
 
     vLLM 0.32 ends its engine on an item without fields. The connector knows that neither is media.
     """
-    return (GRIDS[0], tuple(plan.grid_thw)) if plan.grid_thw else (ROWS, (plan.rows,))
+    if not plan.grid_thw or plan.modality == "audio":
+        return ROWS, (plan.rows,)
+    return GRIDS[plan.modality == "video"], tuple(plan.grid_thw)
+
+
+def seconds_of(plan: ItemPlan) -> float | None:
+    """The seconds between two rows of a video's grid, where positions in time depend on them."""
+    if plan.modality != "video" or not plan.layout:
+        return None
+    grids = ItemLayout.decode(plan.layout).grids.values()
+    return next((float(grid) for grid in grids if grid.is_floating_point() and grid.numel() == 1), None)
+
+
+def place_of(feature: MMFeature) -> tuple[JsonObject, list[list[int]]]:
+    """An item's placeholder as vLLM has it, and the (start, count) of its tokens that take a row.
+
+    The second is empty where all do. A video's has the marks and times of its frames, by which vLLM counts
+    positions; that of a picture is cut to the tokens that take rows where they stand side by side.
+    """
+    placement = feature.placement
+    if placement.runs is None or (len(placement.runs) == 1 and feature.plan.modality != "video"):
+        return range_of(placement), []
+    whole = {"offset": placement.offset, "length": placement.length}
+    return whole, [[start, count] for start, count in placement.runs]
 
 
 def range_of(placement: Placement) -> JsonObject:
@@ -115,7 +144,7 @@ def _features(by_modality: Mapping[str, Sequence[MMFeature]]) -> JsonObject:
             modality: [feature.mm_hash for feature in features] for modality, features in by_modality.items()
         },
         "mm_placeholders": {
-            modality: [range_of(feature.placement) for feature in features]
+            modality: [place_of(feature)[0] for feature in features]
             for modality, features in by_modality.items()
         },
         "mm_metadata": {
@@ -128,10 +157,12 @@ def _features(by_modality: Mapping[str, Sequence[MMFeature]]) -> JsonObject:
 def _metadata(plan: ItemPlan) -> str:
     """The item without pixels, in vLLM's encoding."""
     name, numbers = size_of(plan)
-    tensor = [
-        "int64",
-        [len(numbers)],
-        msgspec.msgpack.Ext(_RAW_TENSOR, struct.pack(f"<{len(numbers)}q", *numbers)),
-    ]
-    item = {name: {"data": tensor, "field": ["batched", {"keep_on_cpu": True}]}}
+    item = {name: _field("int64", struct.pack(f"<{len(numbers)}q", *numbers), len(numbers))}
+    if (seconds := seconds_of(plan)) is not None:
+        item[SECONDS] = _field("float32", struct.pack("<f", seconds), 1)
     return base64.b64encode(msgspec.msgpack.encode(item)).decode()
+
+
+def _field(dtype: str, data: bytes, count: int) -> JsonObject:
+    tensor = [dtype, [count], msgspec.msgpack.Ext(_RAW_TENSOR, data)]
+    return {"data": tensor, "field": ["batched", {"keep_on_cpu": True}]}

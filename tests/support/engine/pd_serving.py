@@ -5,18 +5,21 @@ from __future__ import annotations
 import functools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from PIL import Image
 
 from support.data.checkpoints import build_checkpoint
+from support.fakes.fake_workers import MODEL, FakeWorker
 from support.fakes.pd_client import PDClient
 from triptych.base.config import PDConfig
 from triptych.base.hashing import framed_digest
 from triptych.base.metrics import PDMetrics
 from triptych.base.rpc.channels import make_channel, make_server
-from triptych.base.types import ItemPlan
+from triptych.base.rpc.internal_token import InternalToken
+from triptych.base.types import ItemPlan, WorkerInfo
 from triptych.models.registry import load_encoder
 from triptych.pd_worker.native import LoadedModel, NativeWorker, load_model
 from triptych.protos import pd_pb2, pd_pb2_grpc
@@ -49,6 +52,43 @@ async def serving(
         worker.streams.shut_down()
         await server.stop(1.0)
         await worker.stop()
+
+
+class ServedPD(FakeWorker):
+    """The same among the scripted workers of a `FakeCluster`."""
+
+    pool = "pd"
+
+    def __init__(self, model: LoadedModel, store_url: str, role: str) -> None:
+        super().__init__()
+        self._model = model
+        self._flags = {"store": store_url, "role": role, "served_model_name": MODEL}
+        self.worker: NativeWorker | None = None
+
+    def add_to(self, server: Any) -> None:
+        model = replace(self._model, name=MODEL)
+        config = _config(str(model.path), **self._flags)
+        self.worker = NativeWorker(config, model, PDMetrics(MODEL), incarnation=f"i{self.incarnation}")
+        pd_pb2_grpc.add_PDServiceServicer_to_server(self.worker.servicer, server)
+        self.worker.start()
+
+    @property
+    def info(self) -> WorkerInfo:
+        assert self.worker is not None, "it has been killed"
+        return InternalToken(self.token).signed(self.worker.info(self.address, 0))
+
+    @property
+    def attaches(self) -> list[str]:
+        """The proxies that have a stream."""
+        return [] if self.worker is None else list(self.worker.streams._proxies)
+
+    async def kill(self) -> None:
+        """Connections end at once, and its requests with them."""
+        await super().kill()
+        worker, self.worker = self.worker, None
+        if worker is not None:
+            worker.streams.shut_down()
+            await worker.stop()
 
 
 def _config(model: str, **flags: Any) -> PDConfig:

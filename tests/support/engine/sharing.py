@@ -15,6 +15,8 @@ from triptych.pd_worker.core.request import EngineRequest
 BLOCK_SIZE = 4
 LOADED = "triptych_pd_shared_kv_loaded_tokens_total"
 SAVED = "triptych_pd_shared_kv_saved_tokens_total"
+LOADED_BYTES = "triptych_pd_shared_kv_loaded_bytes_total"
+SAVED_BYTES = "triptych_pd_shared_kv_saved_bytes_total"
 HITS, COMPUTED = "vllm:prefix_cache_hits_total", "vllm:prompt_tokens_total"
 
 

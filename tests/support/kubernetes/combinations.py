@@ -113,6 +113,7 @@ CHOICES: Mapping[str, list[Values]] = {
     "pd.engine": [{}, VLLM, {**VLLM, "pd": _ENGINE | {"vllm": _SERVER | {"cacheClaim": "compiled"}}}],
     "pd.schemas": [{}, {"pd": {"schemas": "open"}}],
     "pd.linearKernel": [{}, {"pd": {"linearKernel": "onednn"}}],
+    "pd.sharePrefixes": [{}, {"pd": {"sharePrefixes": "auto"}}],
     "pd.role": [{}, {"pdPools": [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]}],
     "pd.resources": [
         {},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from PIL import Image
 from support.zoo.checkpoint import write_checkpoint
 from support.zoo.models import RECIPES
 from support.zoo.processors import OwnProcessor, make_tokenizer, without_video
-from support.zoo.recipe import AUDIO
+from support.zoo.recipe import AUDIO, Recipe
 
 TEXT = "What is heard?"
 _BETWEEN = "<|vision_start|><image><|vision_end|>"
@@ -65,9 +65,10 @@ class SoundClass:
     def own(self) -> OwnProcessor:
         return OwnProcessor(self.processor, f"{self.images}Pil", {}, picture=self.picture)
 
-    def checkpoint(self, folder: Path) -> Path:
+    def checkpoint(self, folder: Path, change: Callable[[Recipe], Recipe] | None = None) -> Path:
         """Its folder, with the settings of its extractor (and pictures) in one file, as hubs hold them."""
         recipe = RECIPES[self.name + self.variation]
+        recipe = recipe if change is None else change(recipe)
         audio = {**(recipe.config.get("audio_config") or {}), **self.audio}
         path = folder / self.family
         config = {**recipe.config, "audio_config": audio}

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
+from support.sounds.classes import SOUNDS
+from support.videos.classes import CLASSES as VIDEO_CLASSES
 from support.zoo.checkpoint import own_processor, write_checkpoint
 from support.zoo.models import RECIPES
 from support.zoo.processors import OwnProcessor
@@ -16,8 +18,20 @@ from support.zoo.recipe import HIDDEN, Config, Recipe, Tensors
 from triptych.base.vllm_classes import CLASSES
 from triptych.models.registry import FAMILIES
 
-#: The classes of the table that have no family of their own.
-ADAPTED = tuple(sorted(CLASSES.keys() - {family.architecture for family in FAMILIES}))
+#: The classes of the table that take pictures and have no family of their own.
+ADAPTED = tuple(
+    sorted(
+        name
+        for name, known in CLASSES.items()
+        if "image" in known.modalities and name not in {family.architecture for family in FAMILIES}
+    )
+)
+#: "CPU GDN attention requires BF16.", in which answers are not compared token by token.
+IN_BFLOAT16 = ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
+#: Whose processors make pictures of any size larger, by PIL here and by torchvision in vLLM.
+ALWAYS_RESIZED = ("Gemma4ForConditionalGeneration",)
+_CLIPS = {entry.name: entry for entry in VIDEO_CLASSES if not entry.variation}
+_SOUNDS = {entry.name: entry for entry in SOUNDS if not entry.sees}
 #: The smallest attention head that vLLM's kernel for CPUs has.
 _HEAD = 32
 #: vLLM normalises pictures itself, by what is in the file.
@@ -29,9 +43,14 @@ _NORMALISED: Config = {
 }
 #: vLLM looks these up in Gemma 3's tokenizer.
 _NEWLINES = {290 + count: "\n" * count for count in range(1, 5)}
+_INTERLEAVED: Config = {"rope_parameters": {"mrope_interleaved": True}}
 #: Fields of a text config that hubs have, vLLM reads and transformers 5 no longer writes.
 _HUB_FIELDS: dict[str, Config] = {
-    "Qwen3VLMoeForConditionalGeneration": {"norm_topk_prob": True, "num_experts": 8},
+    "Qwen3VLForConditionalGeneration": _INTERLEAVED,
+    "Qwen3VLMoeForConditionalGeneration": {"norm_topk_prob": True, "num_experts": 8, **_INTERLEAVED},
+    "Qwen3_5ForConditionalGeneration": _INTERLEAVED,
+    "Qwen3_5MoeForConditionalGeneration": _INTERLEAVED,
+    "Glm4vForConditionalGeneration": {"attention_bias": True},
     "Glm4vMoeForConditionalGeneration": {"use_qk_norm": False},
 }
 #: Of these, hubs have the experts' tensors the other way round than transformers 5 writes them.
@@ -39,16 +58,36 @@ _TRANSPOSED = ("Qwen3VLMoeForConditionalGeneration",)
 _NESTED_TOWERS = ("Gemma3ForConditionalGeneration",)
 
 
+def recipe_of(architecture: str) -> Recipe:
+    """The first recipe of a class."""
+    return next(recipe for recipe in RECIPES.values() if recipe.architecture == architecture)
+
+
 def class_checkpoint(architecture: str, folder: Path) -> Path:
     """A checkpoint that vLLM and our workers serve."""
-    recipe = RECIPES[architecture]
+    recipe = recipe_of(architecture)
     write_checkpoint(_with_wide_heads(recipe), folder, processor(recipe))
     config = json.loads((folder / "config.json").read_text())
-    config["text_config"] |= _HUB_FIELDS.get(architecture, {})
+    text = config["text_config"]
+    for name, value in _HUB_FIELDS.get(architecture, {}).items():
+        text[name] = {**text[name], **value} if isinstance(value, dict) else value
+    if architecture.startswith("Gemma4"):
+        config["vision_config"]["default_output_length"] = 70
     (folder / "config.json").write_text(json.dumps(config))
     file = folder / "model.safetensors"
     save_file(_as_hubs(architecture, load_file(file)), file, {"format": "pt"})
     return folder
+
+
+def mixed_checkpoint(architecture: str, folder: Path) -> Path:
+    """The same, of a class that takes sounds, too, and with the settings for videos where it has them."""
+    if (heard := _SOUNDS.get(architecture)) is not None:
+        return heard.checkpoint(folder, _with_wide_heads)
+    path = class_checkpoint(architecture, folder / "checkpoint")
+    if (entry := _CLIPS.get(architecture)) is not None:
+        settings = {"video_processor_type": entry.video_processor, **entry.settings}
+        (path / "video_preprocessor_config.json").write_text(json.dumps(settings))
+    return path
 
 
 def _as_hubs(architecture: str, tensors: Tensors) -> Tensors:
@@ -82,6 +121,8 @@ def _with_wide_heads(recipe: Recipe) -> Recipe:
         rope["mrope_section"] = [count * _HEAD // text["head_dim"] for count in rope["mrope_section"]]
     # Some of vLLM's models divide the width by the number of heads.
     text |= {"head_dim": _HEAD, "num_attention_heads": HIDDEN // _HEAD, "num_key_value_heads": 1}
+    if "linear_key_head_dim" in text:
+        text |= {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
     if recipe.architecture in _TRANSPOSED:
         # Not half the width: which way round such a tensor is could not be told.
         text["moe_intermediate_size"] = 48

@@ -2,7 +2,7 @@
 
     python own_rows.py JOBS.json
 
-JOBS is a list of {"checkpoint", "text", "images", "out"}: a prompt's text with one placeholder, files, and
+JOBS is a list of {"checkpoint", "dtype", "text", "images", "out"}: a text with one placeholder, files, and
 where to write the rows of each file (`out`.safetensors, by the file's name) and the prompts' ids
 (`out`.json).
 """
@@ -29,7 +29,7 @@ def encode(job: dict[str, Any]) -> None:
     """Has vLLM answer, and records what its encoder gives."""
     llm = LLM(
         job["checkpoint"],
-        dtype="float32",
+        dtype=job["dtype"],
         enforce_eager=True,
         max_model_len=1024,
         max_num_seqs=2,
@@ -56,7 +56,7 @@ def encode(job: dict[str, Any]) -> None:
         [output] = llm.generate(
             [{"prompt": job["text"], "multi_modal_data": data}], _ONE_TOKEN, use_tqdm=False
         )
-        tensors[Path(file).name] = torch.cat([part.flatten(0, -2) for part in rows])
+        tensors[Path(file).name] = torch.cat([part.flatten(0, -2).float() for part in rows])
         prompts[Path(file).name] = output.prompt_token_ids
     save_file(tensors, f"{job['out']}.safetensors")
     Path(f"{job['out']}.json").write_text(json.dumps(prompts))

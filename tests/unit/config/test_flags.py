@@ -155,6 +155,40 @@ def test_replicas_are_not_scaled(command: str) -> None:
     assert_refused(result, "--encoders 0..4 is for --topology epd", "--replicas 4")
 
 
+def test_pd_workers_with_roles_are_all_planned_for_and_prefill_comes_first() -> None:
+    config = parse(ServeConfig, "serve", "--prefill-workers", "1", "--decode-workers", "2")
+    assert config.counts.pd_workers == 3
+    assert config.pools["pd"] == WorkerRange.fixed(3)
+    assert [config.role(number) for number in range(3)] == ["prefill", "decode", "decode"]
+    assert parse(ServeConfig, "serve").role(0) == "both"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--prefill-workers", "1"), ("--prefill-workers needs --decode-workers too",)),
+        (("--decode-workers", "2"), ("--decode-workers needs --prefill-workers too",)),
+        (
+            ("--prefill-workers", "1", "--decode-workers", "1", "--pd-workers", "2"),
+            ("--pd-workers 2", "leave it out"),
+        ),
+        (
+            ("--prefill-workers", "1", "--decode-workers", "1..3"),
+            ("--decode-workers 1..3", "a fixed number, like 3"),
+        ),
+        (
+            ("--prefill-workers", "1", "--decode-workers", "1", "--topology", "colocated"),
+            ("--prefill-workers is for --topology epd",),
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", ["serve", "check"])
+def test_roles_that_cannot_work_together_are_refused(
+    command: str, words: tuple[str, ...], told: tuple[str, ...]
+) -> None:
+    assert_refused(triptych(command, str(DEMO_MODEL), *words), *told)
+
+
 def test_a_number_outside_of_a_range_is_brought_into_it() -> None:
     assert [WorkerRange(1, 3).clamp(wanted) for wanted in (-1, 0, 2, 9)] == [1, 1, 2, 3]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from triptych.base.errors import ConfigError
-from triptych.models.generic import DECODER
+from triptych.models.generic import DECODER, ENCODER
 from triptych.models.registry import family_of
 
 
@@ -46,7 +46,7 @@ def test_an_architecture_of_an_installed_package_is_served_by_its_adapter(tmp_pa
 
 def test_a_family_of_its_own_wins_over_an_adapter_from_outside(tmp_path: Path, installed: None) -> None:
     family = family_of(folder(tmp_path, architectures=["LlavaForConditionalGeneration"]))
-    assert family.decoder is not DECODER
+    assert family.encoder is not ENCODER
 
 
 def test_a_class_of_other_parts_than_its_family_has_goes_to_the_adapter_for_all(tmp_path: Path) -> None:

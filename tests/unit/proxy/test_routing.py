@@ -10,6 +10,7 @@ import pytest
 
 from triptych.proxy.routing import (
     CLEARING_TOKENS,
+    FULL,
     MAX_LOSSES,
     EncoderLoad,
     PDLoad,
@@ -17,7 +18,9 @@ from triptych.proxy.routing import (
     Suspects,
     choose_encoder,
     choose_pd,
+    of_role,
     rendezvous,
+    role_for,
 )
 
 
@@ -347,3 +350,31 @@ def random_losses(seed: int) -> None:
 def test_under_random_losses_good_requests_are_answered_and_poisons_are_found() -> None:
     for seed in range(300):
         random_losses(seed)
+
+
+def test_new_requests_go_to_prefill_workers_and_begun_or_short_ones_to_decode_workers():
+    assert role_for(begun=False, prompt_tokens=300, threshold=256) == "prefill"
+    assert role_for(begun=False, prompt_tokens=255, threshold=256) == "decode"
+    assert role_for(begun=True, prompt_tokens=300, threshold=256) == "decode"
+    assert role_for(begun=False, prompt_tokens=0, threshold=0) == "prefill"
+
+
+def test_a_worker_without_a_role_takes_all_and_a_role_without_a_worker_falls_to_the_others():
+    workers = [PDLoad(role, 0, 64, role) for role in ("prefill", "decode", "both")]
+    assert [load.address for load in of_role(workers, "prefill")] == ["prefill", "both"]
+    assert [load.address for load in of_role(workers, "decode")] == ["decode", "both"]
+    assert of_role(workers[:1], "decode") == workers[:1]
+
+
+@pytest.mark.parametrize(
+    ("load", "has_place"),
+    [
+        (PDLoad("d", 3, 4), True),
+        (PDLoad("d", 4, 4), False),
+        (PDLoad("d", 0, 4, requests=3), True),
+        (PDLoad("d", 0, 4, requests=4), False),
+        (PDLoad("d", 0, 4, kv_usage=FULL), False),
+    ],
+)
+def test_a_request_is_handed_to_a_worker_that_begins_it_at_once(load: PDLoad, has_place: bool):
+    assert load.has_place is has_place

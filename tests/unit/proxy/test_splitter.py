@@ -39,6 +39,12 @@ def test_the_chain_of_a_raw_prompt_costs_the_same_however_long_it_is(piece: str 
     assert prompt_chain(call(), longer) == prompt_chain(call(), long)
 
 
+def test_a_raw_prompt_beside_an_item_begins_with_the_item() -> None:
+    bare, cat, dog = (prompt_chain(call(), "what is it?", item) for item in ("", "cat", "dog"))
+    assert (len(bare), len(cat), len(dog)) == (1, 2, 2)
+    assert not {*bare} & {*cat} and not {*cat} & {*dog}
+
+
 def test_the_bytes_of_an_encoders_token_ids_are_made_without_a_walk() -> None:
     short, long = (EncoderPrompt((1, 2) * count, "encoder_prompt") for count in (100, 200))
     assert operations(long.text_bytes) == operations(short.text_bytes)

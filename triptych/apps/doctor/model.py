@@ -113,7 +113,7 @@ def check_model(config: ClusterConfig, given: str) -> Iterator[CheckResult]:
         yield _largest_image(path, pd, geometry, dtype, row)
     if any(workers.scaled for workers in config.pools.values()):
         yield ok(
-            "workers", f"at most {config.encoders.maximum} encoders, {config.pd_workers.maximum} PD workers"
+            "workers", f"at most {config.encoders.maximum} encoders, {config.counts.decoding} PD workers"
         )
     yield CheckResult(
         "memory",
@@ -202,7 +202,7 @@ def _cross(cross: CrossGeometry, itemsize: int) -> CheckResult:
 def _load(
     path: Path, family: Family, pd: PDConfig, device: torch.device, dtype: torch.dtype, *, native: bool
 ) -> CheckResult:
-    """Loads for real: missing or unknown tensors, and prompts or items that cannot be made, are errors.
+    """Loads for real: missing or misshapen tensors, and prompts or items that cannot be made, are errors.
 
     The weights of a decoder that is not `native` are vLLM's.
     """

@@ -9,8 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+import torch
+
 from triptych.base.types import runs_of
-from triptych.base.vllm_classes import GRIDS, ROWS
+from triptych.base.vllm_classes import GRIDS, ROWS, SECONDS
 from triptych.integrations.vllm.park_table import NeededItem
 
 
@@ -42,6 +45,7 @@ class VllmFeature(Protocol):
 class VllmRequest(Protocol):
     request_id: str
     mm_features: Sequence[Any]
+    ec_transfer_params: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +66,37 @@ def needed_item(feature: VllmFeature, placeholder_fields: set[str]) -> NeededIte
     return NeededItem(
         identifier=feature.identifier,
         rows=feature.mm_position.get_num_embeds(),
-        has_media=bool(given - placeholder_fields - {*GRIDS, ROWS}),
+        has_media=bool(given - placeholder_fields - {*GRIDS, ROWS, SECONDS}),
         grid=grid_of(data),
     )
+
+
+class Placed(msgspec.Struct):
+    """What a request's `ec_transfer_params` say of the place of one item."""
+
+    runs: tuple[tuple[int, int], ...]
+
+
+def place_rows(feature: VllmFeature, entry: object) -> None:
+    """Tells vLLM which tokens of a placeholder take a row, where the request says so.
+
+    Its endpoint for token ids takes placeholders of rows alone, and its engine reads masks. Runs that are no
+    part of the placeholder are none: then the item's rows do not fit, and the request fails.
+    """
+    try:
+        runs = msgspec.convert(entry, Placed).runs
+    except msgspec.ValidationError:
+        return
+    place = feature.mm_position
+    mask, end = torch.zeros(place.length, dtype=torch.bool), 0
+    for start, count in runs:
+        if start < end or count < 1 or start + count > place.length:
+            return
+        end = start + count
+        mask[start:end] = True
+    # Of vLLM's own class, which cannot be changed and counts once.
+    place_class: Any = type(place)
+    feature.mm_position = place_class(offset=place.offset, length=place.length, is_embed=mask)
 
 
 def grid_of(data: Mapping[str, Any]) -> tuple[int, ...]:
@@ -101,6 +133,10 @@ class RequestItems:
         items = self._items.get(request.request_id)
         # A streaming request grows.
         if items is None or len(items) != len(request.mm_features):
+            params = request.ec_transfer_params
+            entries = params if isinstance(params, Mapping) else {}
+            for feature in request.mm_features:
+                place_rows(feature, entries.get(feature.identifier))
             items = self._items[request.request_id] = [self._read(each) for each in request.mm_features]
         return [item for end, item in items if end > num_computed_tokens]
 

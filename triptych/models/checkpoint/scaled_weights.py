@@ -128,7 +128,7 @@ def _scaled(
     scale = stored[name]
     if scale.dtype not in _SCALE_DTYPES:
         return f"is {kind} with scales that are stored as {scale.dtype}"
-    if len(tensor.shape) < 2:
+    if len(tensor.shape) < 2 or not tensor.elements:
         return f"is {kind} and no matrix"
     grid = _grid(tensor.shape, scale.shape)
     block = _block(tensor.shape, grid, blocks) if grid is not None else None

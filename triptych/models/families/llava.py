@@ -1,4 +1,4 @@
-"""LLaVA-1.5: a CLIP tower with a projector behind it, a Llama that counts positions in one dimension."""
+"""LLaVA-1.5: a CLIP tower with a projector behind it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import ClassVar
 from transformers import PreTrainedConfig
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.types import ItemPlan, Options
+from triptych.base.types import Options
 from triptych.models.base import DecoderSide, EncoderSide, Media, PreparedItem
+from triptych.models.generic.decoder import GenericDecoder
 from triptych.models.generic.encoder import FixedSizeImages
-from triptych.models.generic.layout import ItemLayout
-from triptych.models.generic.override import TEXT, TIED, DecoderOverride, EncoderOverride
+from triptych.models.generic.override import EncoderOverride
 from triptych.models.images import check_known, check_resized, is_count
 from triptych.models.weights.loading import KeyMap
 
@@ -21,12 +21,6 @@ KEYS = KeyMap(
         (r"^(model\.)?vision_tower\.(vision_model\.)?", "model.vision_tower."),
         (r"^(model\.)?multi_modal_projector\.", "model.multi_modal_projector."),
     ),
-    decoder=(
-        (r"^language_model\.lm_head\.", "lm_head."),
-        (r"^(model\.language_model|language_model\.model)\.", TEXT),
-        (r"^lm_head\.", "lm_head."),
-    ),
-    tied=TIED,
 )
 
 
@@ -56,7 +50,8 @@ class LlavaEncoder(FixedSizeImages, EncoderOverride):
     keys: ClassVar[KeyMap] = KEYS
 
     def preprocess(self, media: Media, options: Options) -> PreparedItem:
-        check_known(options, {name: kind for name, kind in _OPTIONS.items() if self._knows(name)})
+        pads = self.images.get("do_pad") is not None
+        check_known(options, {name: kind for name, kind in _OPTIONS.items() if pads or name != "do_pad"})
         check_resized(media, options, self.images.get("size"))
         pixels = self.images(media, options)["pixel_values"]
         if pixels.shape[-2:] != (self.side, self.side):
@@ -74,19 +69,6 @@ class LlavaEncoder(FixedSizeImages, EncoderOverride):
         """Pixels along each side of what the tower takes."""
         return int(self.config.vision_config.image_size)
 
-    def _knows(self, option: str) -> bool:
-        return option != "do_pad" or self.images.get("do_pad") is not None
-
-
-class LlavaDecoder(DecoderOverride):
-    """Every image takes the same number of tokens, counted like text."""
-
-    keys: ClassVar[KeyMap] = KEYS
-
-    def layout_of(self, plan: ItemPlan) -> ItemLayout:
-        rows = rows_per_image(self.config)
-        return ItemLayout((self.token_ids["image"],) * rows, ((),) * rows)
-
 
 def patches(config: PreTrainedConfig) -> int:
     """Patches of one image; CLIP takes one size only."""
@@ -99,4 +81,4 @@ def rows_per_image(config: PreTrainedConfig) -> int:
 
 
 ENCODER: type[EncoderSide] = LlavaEncoder
-DECODER: type[DecoderSide] = LlavaDecoder
+DECODER: type[DecoderSide] = GenericDecoder

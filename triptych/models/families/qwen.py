@@ -1,4 +1,4 @@
-"""The parts that Qwen2.5-VL and Qwen3-VL share: patch grids, pixel limits and M-RoPE positions."""
+"""The encoder side that Qwen2.5-VL and Qwen3-VL share: patch grids and pixel limits."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.types import ItemPlan, JsonObject, MMFeature, Options
-from triptych.models.base import Media, PreparedItem, PromptInputs
+from triptych.base.types import JsonObject, Options
+from triptych.models.base import Media, PreparedItem
 from triptych.models.families.qwen_graph import QwenGraph
-from triptych.models.generic.layout import ItemLayout
-from triptych.models.generic.override import DecoderOverride, EncoderOverride
+from triptych.models.generic.override import EncoderOverride
 from triptych.models.generic.sides import base_of
 from triptych.models.images import check_known, is_count
 
@@ -95,62 +94,3 @@ class QwenEncoder(EncoderOverride, QwenGraph):
                 param=f"mm_processor_kwargs.{name}",
             )
         return {"size": {"shortest_edge": shortest, "longest_edge": longest}}
-
-
-class QwenDecoder(DecoderOverride):
-    """Text model with positions in time, row and column.
-
-    They are computed without the class's forward, which takes about 0.6 ms a prompt longer.
-    """
-
-    @property
-    def merge_size(self) -> int:
-        """Patches merged into one embedding, along each side."""
-        return int(self.config.vision_config.spatial_merge_size)
-
-    def layout_of(self, plan: ItemPlan) -> ItemLayout:
-        if plan.layout:
-            return super().layout_of(plan)  # of a video
-        grid, merge = plan.grid_thw, self.merge_size
-        if len(grid) != 3 or min(grid) < 1 or grid[1] % merge or grid[2] % merge:
-            raise InvalidRequest(f"item {plan.mm_hash} has an impossible grid {tuple(grid)}", param="plan")
-        rows = math.prod(grid) // merge**2
-        # Before anything of its size is made: a forged grid may be of any.
-        if not rows == plan.rows == plan.length:
-            raise InvalidRequest(
-                f"item {plan.mm_hash} has {plan.rows} rows, but its grid {tuple(grid)} takes {rows}",
-                param="plan",
-            )
-        return ItemLayout((self.token_ids["image"],) * rows, ((1,),) * rows, {0: torch.tensor([grid])})
-
-    def prompt_inputs(self, token_ids: Sequence[int], features: Sequence[MMFeature]) -> PromptInputs:
-        if any(feature.plan.layout for feature in features):
-            return super().prompt_inputs(token_ids, features)
-        return PromptInputs(*mrope_positions(len(token_ids), features, self.merge_size))
-
-
-def mrope_positions(length: int, features: Sequence[MMFeature], merge_size: int) -> tuple[torch.Tensor, int]:
-    """Positions [3, length] (time, row, column) of a prompt, int64, and the delta of what follows it.
-
-    An image of t x h x w merged patches starts at the next text position p: its rows run p … p + h - 1,
-    its columns p … p + w - 1; text goes on at p + max(h, w).
-    """
-    parts: list[torch.Tensor] = []
-    index = position = 0
-    for feature in sorted(features, key=lambda feature: feature.placement.offset):
-        offset = feature.placement.offset
-        parts.append(_text(position, offset - index))
-        position += offset - index
-        frames, rows, columns = feature.plan.grid_thw
-        rows, columns = rows // merge_size, columns // merge_size
-        grid = torch.meshgrid(torch.arange(frames), torch.arange(rows), torch.arange(columns), indexing="ij")
-        parts.append(torch.stack(grid).reshape(3, -1) + position)
-        position += max(rows, columns)
-        index = offset + feature.placement.length
-    parts.append(_text(position, length - index))
-    position += length - index
-    return torch.cat(parts, dim=1), position - length
-
-
-def _text(start: int, count: int) -> torch.Tensor:
-    return torch.arange(start, start + count).expand(3, -1)

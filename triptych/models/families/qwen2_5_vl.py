@@ -1,4 +1,4 @@
-"""Qwen2.5-VL: a tower with window attention (it undoes its own reordering), sectioned rotary positions."""
+"""Qwen2.5-VL: a tower with window attention, which undoes its own reordering."""
 
 from __future__ import annotations
 
@@ -11,18 +11,13 @@ from transformers.vision_utils import get_vision_window_index
 
 from triptych.models.base import DecoderSide, EncoderSide
 from triptych.models.encoder_graph import PaddingLogic, pad_identity
-from triptych.models.families.qwen import QwenDecoder, QwenEncoder
+from triptych.models.families.qwen import QwenEncoder
 from triptych.models.families.qwen_graph import BufferShape
-from triptych.models.generic.override import TEXT, TIED
+from triptych.models.generic.decoder import GenericDecoder
 from triptych.models.weights.loading import KeyMap
 
-#: The hub writes `visual.` and `model.layers.`; transformers writes `model.visual.` and
-#: `model.language_model.layers.` when asked for its own names.
-KEYS = KeyMap(
-    encoder=((r"^(model\.)?visual\.", "model.visual."),),
-    decoder=((r"^model\.(language_model\.)?(?!visual\.)", TEXT), (r"^lm_head\.", "lm_head.")),
-    tied=TIED,
-)
+#: The hub writes `visual.`, transformers `model.visual.` when asked for its own names.
+KEYS = KeyMap(encoder=((r"^(model\.)?visual\.", "model.visual."),))
 
 
 class Qwen2_5VLEncoder(QwenEncoder):
@@ -66,9 +61,5 @@ def pad_windows(patches: int, buffer: torch.Tensor, used: int) -> None:
     buffer[used:] = start + patches * (steps + (used > 0))
 
 
-class Qwen2_5VLDecoder(QwenDecoder):
-    keys: ClassVar[KeyMap] = KEYS
-
-
 ENCODER: type[EncoderSide] = Qwen2_5VLEncoder
-DECODER: type[DecoderSide] = Qwen2_5VLDecoder
+DECODER: type[DecoderSide] = GenericDecoder

@@ -1,4 +1,4 @@
-"""Qwen3-VL: deepstack levels beside each embedding, interleaved rotary positions in three dimensions."""
+"""Qwen3-VL: a tower that gives deepstack levels beside each embedding."""
 
 from __future__ import annotations
 
@@ -6,21 +6,15 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from transformers import PreTrainedConfig
-from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights
 
 from triptych.models.base import DecoderSide, EncoderSide
-from triptych.models.families.qwen import QwenDecoder, QwenEncoder
+from triptych.models.families.qwen import QwenEncoder
 from triptych.models.families.qwen_graph import BufferShape
-from triptych.models.generic.override import TEXT, TIED
+from triptych.models.generic.decoder import GenericDecoder
 from triptych.models.weights.loading import KeyMap
 
-KEYS = KeyMap(
-    encoder=((r"^(model\.)?visual\.", "model.visual."),),
-    decoder=((r"^model\.language_model\.", TEXT), (r"^lm_head\.", "lm_head.")),
-    tied=TIED,
-)
+KEYS = KeyMap(encoder=((r"^(model\.)?visual\.", "model.visual."),))
 
 
 class Qwen3VLEncoder(QwenEncoder):
@@ -44,16 +38,5 @@ class Qwen3VLEncoder(QwenEncoder):
         return {"interp_indices": indices, "interp_weights": weights}
 
 
-class Qwen3VLDecoder(QwenDecoder):
-    """Adds the deepstack levels of an image to the outputs of the first layers."""
-
-    keys: ClassVar[KeyMap] = KEYS
-
-    @classmethod
-    def tp_plan(cls, config: PreTrainedConfig) -> Mapping[str, str]:
-        # transformers has none for this text model, whose layers are those of Qwen3.
-        return Qwen3Config.base_model_tp_plan or {}
-
-
 ENCODER: type[EncoderSide] = Qwen3VLEncoder
-DECODER: type[DecoderSide] = Qwen3VLDecoder
+DECODER: type[DecoderSide] = GenericDecoder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
@@ -21,17 +22,14 @@ from triptych.models.fused.layers import FusedDecoderLayer, fuse_layers
 from triptych.models.fused.text_model import FusedTextModel, check_text_model
 from triptych.models.generic.capture import CapturedPrompt, PromptCapture, modality_tokens
 from triptych.models.generic.examine import Examined, examine
+from triptych.models.generic.head import Head, outer_head
 from triptych.models.generic.layout import ItemLayout
 from triptych.models.generic.ranks import load_rank
 from triptych.models.generic.sides import (
-    base_of,
     decoder_of,
     empty_model,
-    head_of,
     keep_decoder,
     load_side,
-    path_of,
-    with_module,
 )
 from triptych.models.geometry import DecoderGeometry
 from triptych.models.parallel.plan import take_share
@@ -39,6 +37,9 @@ from triptych.models.parallel.tensor_parallel import TensorParallel
 from triptych.models.recurrent import cache_keyword
 
 logger = logging.getLogger(__name__)
+
+#: The processor's tensor of pictures' patches in time, height and width.
+_GRID = "image_grid_thw"
 
 
 class GenericDecoder(DecoderSide):
@@ -170,13 +171,32 @@ class GenericDecoder(DecoderSide):
 
     def layout_of(self, plan: ItemPlan) -> ItemLayout:
         """What the prompt needs of an item; InvalidRequest for what is none of this model's."""
-        layout = ItemLayout.decode(plan.layout)
+        layout = ItemLayout.decode(plan.layout) if plan.layout else self._run_of(plan)
         names, width = self.capture.grid_names, len(self.capture.type_names)
         if any(index >= len(names) for index in layout.grids) or any(len(t) != width for t in layout.types):
             raise InvalidRequest("an item's layout is not one of this model's", param="items")
         if layout.tokens and max(layout.tokens) > self.geometry.vocab_size:
             raise InvalidRequest("an item's placeholder has tokens that the model lacks", param="items")
         return layout
+
+    def _run_of(self, plan: ItemPlan) -> ItemLayout:
+        """The layout of a plan without one, as overrides send it: a run of the image token, and its grid."""
+        grids, grid = {}, plan.grid_thw
+        if _GRID in self.capture.grid_names:
+            merge = int(self.config.vision_config.spatial_merge_size)
+            if len(grid) != 3 or min(grid) < 1 or grid[1] % merge or grid[2] % merge:
+                raise InvalidRequest(
+                    f"item {plan.mm_hash} has an impossible grid {tuple(grid)}", param="plan"
+                )
+            # Before anything of its size is made: a forged grid may be of any.
+            if plan.rows != (rows := math.prod(grid) // merge**2):
+                raise InvalidRequest(
+                    f"item {plan.mm_hash} has {plan.rows} rows, but its grid {tuple(grid)} takes {rows}",
+                    param="plan",
+                )
+            grids = {self.capture.grid_names.index(_GRID): torch.tensor([grid])}
+        token, types = self.token_ids[self.modality], (1,) * len(self.capture.type_names)
+        return ItemLayout((token,) * plan.rows, (types,) * plan.rows, grids)
 
     def positions(self, token_ids: Sequence[int], features: Sequence[MMFeature]) -> tuple[torch.Tensor, int]:
         given = self.prompt_inputs(token_ids, features)
@@ -314,74 +334,8 @@ class GenericDecoder(DecoderSide):
         return scores
 
     @cached_property
-    def _head(self) -> Any:
-        """The class's outer forward over given hidden states where it caps or scales, else the head."""
-        base = base_of(self.module)
-        if base is not self.module and self.module.get_output_embeddings() is not None:
-            outer = with_module(self.module, "model", _Hidden(base))
-            if not _adds_nothing(outer, self.geometry.hidden_size):
-                return _Outer(outer)
-        return head_of(self.module)
-
-
-class _Hidden(nn.Module):
-    """Stands for the base: its output is the hidden states that it was given before."""
-
-    def __init__(self, base: nn.Module) -> None:
-        super().__init__()
-        self.__dict__["base"] = base
-        self.hidden: torch.Tensor | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self.__dict__["base"], name)
-
-    def forward(self, *_: Any, **__: Any) -> _BaseOutput:
-        assert self.hidden is not None
-        return _BaseOutput(self.hidden)
-
-
-class _BaseOutput:
-    """A base's output with hidden states only."""
-
-    def __init__(self, hidden: torch.Tensor) -> None:
-        self.last_hidden_state = hidden
-
-    def __getattr__(self, name: str) -> None:
-        return None
-
-    def __getitem__(self, index: int) -> torch.Tensor | None:
-        return self.last_hidden_state if index == 0 else None
-
-
-class _Outer:
-    """Calls the outer forward with a base that gives `hidden`."""
-
-    def __init__(self, outer: nn.Module) -> None:
-        self._outer = outer
-
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        base: Any = self._outer._modules["model"]
-        base.hidden = hidden[None]
-        ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
-        try:
-            scores: torch.Tensor = self._outer(input_ids=ids).logits
-        finally:
-            base.hidden = None
-        return scores[0]
-
-
-def _adds_nothing(outer: Any, width: int) -> bool:
-    """Whether an outer forward gives what its head gives: with a head that changes nothing, hidden states."""
-    bare = with_module(outer, path_of(outer, outer.get_output_embeddings()), nn.Identity())
-    # Large enough for a cap to show.
-    hidden = torch.randn(2, width, generator=torch.Generator().manual_seed(0)) * 100
-    try:
-        return torch.equal(_Outer(bare)(hidden), hidden)
-    except Exception:  # of any kind: code of the class, which may read its head's weight
-        return False
+    def _head(self) -> Head:
+        return outer_head(self.module, self.geometry.hidden_size)
 
 
 def in_batch_order(merged: MergedEmbeds, embeds: torch.Tensor) -> MergedEmbeds:

@@ -40,16 +40,31 @@ def load_rank(
     """Reads the whole decoder and keeps the share. ConfigError for a class that only one rank can serve."""
     plan = _plan(path, config, geometry, parallel)
     cuts: dict[str, Cut] = {}
+    tied = False
+
+    def keep_share(model: PreTrainedModel) -> None:
+        nonlocal tied
+        tied = _weight(head_of(model)) is _weight(model.get_input_embeddings())
+        cuts.update(divide(model, plan, parallel))
+
     module = load_side(
         path,
         keep_decoder,
         device=device,
         dtype=dtype,
         quantize=quantize,
-        divide=lambda model: cuts.update(divide(model, plan, parallel)),
+        divide=keep_share,
     )
+    if tied:
+        # Rows of the embedding, of which there is one copy.
+        head, rows = path_of(module, head_of(module)), _weight(module.get_input_embeddings())
+        module.get_submodule(head).weight = nn.Parameter(cuts[f"{head}.weight"].of(rows), requires_grad=False)
     join(module, plan, parallel, cuts)
     return module
+
+
+def _weight(module: Any) -> Any:
+    return getattr(module, "weight", None)
 
 
 def _plan(

@@ -16,10 +16,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from triptych.base.errors import ConfigError
+from triptych.base.progress import BYTES, Progress
 from triptych.models.checkpoint.config import load_config, unknown_type
 from triptych.models.checkpoint.quantized import quantization_of
 from triptych.models.checkpoint.tensors import Checkpoint
 from triptych.models.generic.getters import with_getter
+from triptych.models.weights.loading import parameter_bytes
 from triptych.models.weights.quantization import Int8Linear, quantize_linears
 
 #: Features that a class's base may ask a getter for, in the order in which they are tried.
@@ -200,6 +202,7 @@ def load_side(
             output_loading_info=True,
             local_files_only=True,
             use_safetensors=True,
+            ignore_mismatched_sizes=True,  # they are named and refused below
             **given,
         )
     except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
@@ -225,9 +228,12 @@ def _copy(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> N
     """
     in_8_bits = [layer for layer in model.modules() if isinstance(layer, Int8Linear)]
     kept = {id(parameter) for layer in in_8_bits for parameter in (layer.weight, layer.scale)}
-    for parameter in model.parameters():
-        own = parameter.dtype if id(parameter) in kept or not parameter.is_floating_point() else dtype
-        parameter.data = parameter.data.to(device, own, copy=True)
+    with Progress("loading weights", parameter_bytes(model), BYTES) as loading:
+        for parameter in model.parameters():
+            read = parameter.nbytes
+            own = parameter.dtype if id(parameter) in kept or not parameter.is_floating_point() else dtype
+            parameter.data = parameter.data.to(device, own, copy=True)
+            loading.advance(read)
     for part in model.modules():
         for name, buffer in part.named_buffers(recurse=False):
             if name not in part._non_persistent_buffers_set and buffer.is_floating_point():

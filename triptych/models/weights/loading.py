@@ -28,11 +28,12 @@ class KeyMap:
     """The map from checkpoint keys to sides, as (pattern, name in the side's module) rules.
 
     The first rule that matches decides. Together the sides hold the whole checkpoint; a key on both must
-    match `shared`. `tied` are (name, name it may be tied to) inside one side.
+    match `shared`. `tied` are (name, name it may be tied to) inside one side. A decoder without rules, which
+    transformers reads, has all that is not the encoder's.
     """
 
     encoder: tuple[tuple[str, str], ...]
-    decoder: tuple[tuple[str, str], ...]
+    decoder: tuple[tuple[str, str], ...] = ()
     shared: tuple[str, ...] = ()
     tied: tuple[tuple[str, str], ...] = (("lm_head.weight", "model.embed_tokens.weight"),)
 
@@ -42,7 +43,11 @@ class KeyMap:
 
     def decoder_names(self, keys: Iterable[str]) -> dict[str, str]:
         """{checkpoint key: name in the decoder side's module}."""
-        return _names(self.decoder, keys)
+        keys = list(keys)
+        if self.decoder:
+            return _names(self.decoder, keys)
+        tower = self.encoder_names(keys)
+        return {key: key for key in keys if key not in tower}
 
     def check(self, keys: Iterable[str]) -> None:
         """ConfigError unless the union of the sides is the checkpoint and they share nothing unasked."""

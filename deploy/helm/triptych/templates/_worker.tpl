@@ -84,6 +84,8 @@ spec:
             {{- if not $vllm }}
             - --linear-kernel
             - {{ $p.linearKernel }}
+            - --share-prefixes
+            - {{ $p.sharePrefixes | quote }}
             {{- end }}
             {{- end }}
             {{- if and (eq .component "pd") (ne $p.role "both") }}

@@ -237,6 +237,19 @@ def test_a_dropped_load_is_never_reported_and_a_later_one_of_its_key_is(worker):
     wait_for(worker, lambda _: worker.host_bytes == 0)
 
 
+def test_a_load_that_had_come_before_it_was_dropped_is_not_reported(worker: RedisConnectorWorker) -> None:
+    item, came = entry(make_plan()), threading.Event()
+    key = item.plan.mm_hash
+    worker.save_caches({key: item}, key)
+    wait_for(worker, lambda out: out.saved)
+    worker._reports.on_progress = came.set
+    worker.start_load_caches(TransferMetadata(1, fetches=(Fetch(item.plan, 1),)), {})
+    assert came.wait(20.0)
+    worker.start_load_caches(TransferMetadata(2, drops=(LoadId(key, 1),)), {})
+    assert not worker.get_finished().fetched
+    wait_for(worker, lambda _: worker.host_bytes == 0)
+
+
 async def test_a_cancelled_read_does_not_poison_the_next_one(store: EmbeddingStore) -> None:
 
     plans = [make_plan(f"item {n}", rows=1500 + n, width=1024) for n in range(4)]

@@ -13,7 +13,9 @@ from support.engine.sharing import (
     COMPUTED,
     HITS,
     LOADED,
+    LOADED_BYTES,
     SAVED,
+    SAVED_BYTES,
     blocks_of,
     new_root,
     rooted,
@@ -123,6 +125,29 @@ def test_blocks_in_a_wrong_order_would_show(name, store_url, monkeypatch):
     with sharing_cell(served, store_url) as cell:
         assert differs(served, cell.finish(requests_of(cell, served, root)))
         assert cell.metric(LOADED) > 0
+
+
+def test_equal_prompts_at_once_are_loaded_once(store_url):
+    served, root = open_class("Qwen3VL"), new_root()
+    with sharing_cell(served, store_url) as cell:
+        cell.finish(requests_of(cell, served, root))
+        wait_for_saves(cell)
+        saved = cell.metric(SAVED_BYTES)
+    with sharing_cell(served, store_url) as cell:
+        outputs = [cell.finish([*requests_of(cell, served, root), *requests_of(cell, served, root)])]
+        assert_exact(served, outputs[0][:4])
+        assert outputs[0][4:] == outputs[0][:4]
+        assert cell.metric(LOADED_BYTES) == saved
+
+
+def test_a_hybrids_equal_prompt_asks_for_nothing_that_is_here(store_url):
+    served, root = open_class("Lfm2Vl"), new_root()
+    with sharing_cell(served, store_url) as cell:
+        for _ in range(2):
+            cell.finish(requests_of(cell, served, root)[1:2])
+            wait_for_saves(cell)
+        assert cell.metric(HITS) > 0
+        assert cell.metric(LOADED_BYTES) == 0
 
 
 def test_another_tenant_finds_nothing(store_url):

@@ -138,6 +138,10 @@ async def test_a_full_worker_refuses_new_requests_and_takes_resumed_ones(s):
     refused = await s.client.submit(s.client.message("r2", "x"))
     assert (refused.status, refused.error.code, refused.error.retry_after) == (REFUSED, "overloaded", 1.0)
     assert (await s.client.submit(s.client.message("r3", "x", attempt=2))).status == QUEUED
+    planned = s.client.message("r4", "x", attempt=2)
+    planned.resume.planned = True
+    refused = await s.client.submit(planned)
+    assert (refused.status, refused.error.code) == (REFUSED, "overloaded"), "its prefill worker still has it"
     assert s.engine.submitted == ["r1", "r3"]
 
 

@@ -193,8 +193,8 @@ def test_values_of_the_workers_reach_their_flags_and_a_pools_own_come_first() ->
     values = {
         "encoder": {"maxDecodeSeconds": 2.5},
         "encoderPools": [{"name": "a"}, {"name": "b", "maxDecodeSeconds": 600}],
-        "pd": {"linearKernel": "onednn"},
-        "pdPools": [{"name": "c"}, {"name": "d", "linearKernel": "triptych"}],
+        "pd": {"linearKernel": "onednn", "sharePrefixes": "on"},
+        "pdPools": [{"name": "c"}, {"name": "d", "linearKernel": "triptych", "sharePrefixes": "auto"}],
         "colocatedPools": [{"name": "e"}],
     }
     found = {
@@ -204,6 +204,7 @@ def test_values_of_the_workers_reach_their_flags_and_a_pools_own_come_first() ->
     }
     assert {name: found[name].max_decode_seconds for name in "ab"} == {"a": 2.5, "b": 600}
     assert {name: found[name].linear_kernel for name in "cd"} == {"c": "onednn", "d": "triptych"}
+    assert {name: found[name].share_prefixes for name in "cd"} == {"c": "on", "d": "auto"}
     assert (found["e"].encoder.max_decode_seconds, found["e"].pd.linear_kernel) == (2.5, "onednn")
 
 

@@ -70,6 +70,7 @@ def test_the_readme_is_made_from_the_schema() -> None:
         ({"encoderPools": [{"name": "a", "autoscale": {"min": 1}}]}, "autoscale"),
         ({"encoder": {"maxDecodeSeconds": 0}}, "maxDecodeSeconds"),
         ({"pdPools": [{"name": "a", "linearKernel": "mkl"}]}, "linearKernel"),
+        ({"pdPools": [{"name": "a", "sharePrefixes": "yes"}]}, "sharePrefixes"),
         ({"pdPools": [{"name": "a", "role": "encode"}]}, "role"),
         ({"proxy": {"prefillThreshold": -1}}, "prefillThreshold"),
         ({"model": {"source": "hub"}}, "model/source"),

@@ -236,6 +236,7 @@ class Feature:
 class Request:
     mm_features: list[Feature]
     request_id: str = "r"
+    ec_transfer_params: Any = None
 
 
 def grid(*sizes: int) -> Data:

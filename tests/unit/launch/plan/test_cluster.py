@@ -104,3 +104,12 @@ def test_the_proxy_decides_on_the_pools_that_are_a_range(tmp_path, words, decide
     scaling = parse(ProxyConfig, "proxy", *plan.proxy[4:]).scaling
     found = (scaling.min_encoders, scaling.max_encoders, scaling.min_pd_workers, scaling.max_pd_workers)
     assert found == decided
+
+
+def test_each_pd_worker_is_given_its_role(tmp_path):
+    planned = _planned(tmp_path, "--prefill-workers", "1", "--decode-workers", "1", "--encoders", "1")
+    assert {name: given.get("role") for name, given in planned.items()} == {
+        "pd-0": "prefill",
+        "pd-1": "decode",
+        "encoder-0": None,
+    }

@@ -52,6 +52,13 @@ def test_workers_are_started_by_words_that_their_command_reads():
     assert (pd.kv_memory, pd.served_model_name, pd.core_page) == (64 << 20, "demo", "")
 
 
+def test_the_first_pd_actors_compute_prompts_for_the_others():
+    pool = _plan("--prefill-workers", "1", "--decode-workers", "2")["pd"]
+    assert pool.size == WorkerRange.fixed(3)
+    assert [_parsed(PDConfig, pool, name).role for name in pool.names(3)] == ["prefill", "decode", "decode"]
+    assert _parsed(PDConfig, _plan()["pd"], "pd-0").role == "both"
+
+
 def test_the_proxies_decide_on_the_pools_that_are_ranges():
     scaling = _parsed(ProxyConfig, _plan("--encoders", "0..4")["proxy"], "proxy-0").scaling
     assert (scaling.min_encoders, scaling.max_encoders, scaling.max_pd_workers) == (0, 4, 0)

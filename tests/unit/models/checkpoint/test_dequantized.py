@@ -244,6 +244,11 @@ def int8(**more: torch.Tensor) -> dict[str, torch.Tensor]:
             r"is int8 \[8, 8\] with scales \[3, 1\], which do not divide it",
         ),
         (
+            {"weight": torch.ones(8, 0, dtype=torch.int8), "weight_scale": torch.ones(1)},
+            {"quant_method": "compressed-tensors"},
+            "is int8 and no matrix",
+        ),
+        (
             {"weight": torch.ones(8, 8).to(torch.float8_e4m3fn)},
             {"quant_method": "fp8"},
             "is FP8 without weight_scale or _scale_inv beside it",

@@ -49,9 +49,10 @@ def test_a_plan_that_does_not_fit_its_grid_is_refused(family: str, plan: ItemPla
     assert refused.value.param == "plan"
 
 
-def test_llava_refuses_a_plan_of_another_length() -> None:
+@pytest.mark.parametrize("length", [0, 5, 7])
+def test_llava_refuses_a_plan_whose_length_is_not_its_rows(length: int) -> None:
     with pytest.raises(InvalidRequest):
-        decoder("llava").placeholder(replace(PLAN, grid_thw=()))
+        decoder("llava").placeholder(replace(PLAN, length=length, grid_thw=()))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -136,3 +136,27 @@ def test_a_checkpoint_without_feature_extractor_is_refused(tmp_path: Path) -> No
 
 def _set(file: Path, name: str, value: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
+
+
+@pytest.mark.parametrize(
+    ("family", "decoders", "encoders"),
+    [
+        ("bart", "model.decoder.embed_positions.weight", "model.shared.weight"),
+        ("t5", "decoder.final_layer_norm.weight", "encoder.final_layer_norm.weight"),
+        ("whisper", "model.decoder.embed_positions.weight", "model.encoder.conv1.bias"),
+        ("trocr", "decoder.model.decoder.embed_positions.weight", "encoder.embeddings.cls_token"),
+    ],
+)
+def test_a_decoders_tensor_leaves_the_namespace_and_an_encoders_does_not(
+    family, decoders, encoders, tmp_path
+):
+    path = build_checkpoint(family, tmp_path / "model")
+    before = model_identity(path, dtype="float32")
+    file = path / "model.safetensors"
+    for key, same in ((decoders, True), (encoders, False)):
+        tensors = load_file(file)
+        tensors[key].view(-1)[3] += 1
+        save_file(tensors, file, metadata={"format": "pt"})
+        after = model_identity(path, dtype="float32")
+        assert after.model_key != before.model_key
+        assert (after.namespace == before.namespace) is same

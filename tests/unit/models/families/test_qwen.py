@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import pytest
@@ -17,9 +18,8 @@ from transformers.vision_utils import get_vision_window_index
 from support.data.checkpoints import build_checkpoint
 from support.data.pictures import picture
 from triptych.base.types import ItemPlan, MMFeature, Placement
-from triptych.models.base import EncoderSide, PreparedItem
+from triptych.models.base import DecoderSide, EncoderSide, PreparedItem
 from triptych.models.families import qwen_graph, segments
-from triptych.models.families.qwen import mrope_positions
 from triptych.models.families.qwen2_5_vl import Qwen2_5VLEncoder
 from triptych.models.families.qwen3_vl import Qwen3VLEncoder
 from triptych.models.families.qwen_graph import QwenGraph
@@ -55,6 +55,19 @@ def reference(model: torch.nn.Module, length: int, features: list[MMFeature]) ->
     return positions[:, 0], int(delta)
 
 
+@functools.cache
+def decoder(family: str) -> DecoderSide:
+    path = build_checkpoint(family)
+    return family_of(path).decoder.without_weights(path, dtype=torch.float32)
+
+
+def positions(side: DecoderSide, length: int, features: list[MMFeature]) -> tuple[torch.Tensor, int]:
+    ids = [5] * length
+    for each in features:
+        ids[each.placement.offset : each.placement.end] = side.placeholder(each.plan)
+    return side.positions(ids, features)
+
+
 @pytest.mark.parametrize(
     ("family", "model_class"), [("qwen3_vl", Qwen3VLModel), ("qwen2_5_vl", Qwen2_5_VLModel)]
 )
@@ -66,21 +79,21 @@ def test_positions_equal_transformers_for_any_layout_of_images(family, model_cla
     for _ in range(60):
         length, features = layout(rng)
         expected, expected_delta = reference(model, length, features)
-        positions, delta = mrope_positions(length, features, MERGE)
-        assert torch.equal(positions, expected)
+        found, delta = positions(decoder(family), length, features)
+        assert torch.equal(found, expected)
         assert delta == expected_delta
 
 
 def test_a_text_prompt_counts_in_every_row() -> None:
-    positions, delta = mrope_positions(5, [], MERGE)
-    assert positions.tolist() == [[0, 1, 2, 3, 4]] * 3
+    found, delta = positions(decoder("qwen3_vl"), 5, [])
+    assert found.tolist() == [[0, 1, 2, 3, 4]] * 3
     assert delta == 0
 
 
 def test_features_may_come_in_any_order() -> None:
     features = [feature(1, 2, 2), feature(6, 1, 3)]
-    forward, _ = mrope_positions(12, features, MERGE)
-    backward, _ = mrope_positions(12, features[::-1], MERGE)
+    forward, _ = positions(decoder("qwen3_vl"), 12, features)
+    backward, _ = positions(decoder("qwen3_vl"), 12, features[::-1])
     assert torch.equal(forward, backward)
 
 

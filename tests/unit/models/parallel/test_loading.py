@@ -127,7 +127,7 @@ def test_a_tensor_of_another_size_than_the_config_says_is_refused_though_a_part_
     path = edit_text_config(
         build_checkpoint("llava", tmp_path / "model"), num_attention_heads=heads, head_dim=16
     )
-    with pytest.raises(ConfigError, match=r"_proj.weight is \[64, 64\], where dimension \d should be"):
+    with pytest.raises(ConfigError, match=r"has misshapen tensors: .*_proj"):
         share(path, 0, 2)
 
 

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig
 
-from support.data.checkpoints import FAMILIES, build_checkpoint
+from support.data.checkpoints import build_checkpoint
 from support.encdec.checkpoints import FAMILIES as ENCDEC_FAMILIES
 from triptych.base.errors import ConfigError
 from triptych.models.base import DecoderSide
-from triptych.models.families.llava import LlavaDecoder
-from triptych.models.generic import override
 from triptych.models.geometry import CrossGeometry, DecoderGeometry
 from triptych.models.parallel import plan as shares
 from triptych.models.parallel.plan import (
@@ -30,19 +26,9 @@ from triptych.models.parallel.plan import (
     rules_of_transformers,
 )
 from triptych.models.parallel.tensor_parallel import TensorParallel
-from triptych.models.registry import family_of, load_decoder
+from triptych.models.registry import family_of
 
 #: What the plans say of linear layers and tables of a bias, by the last part of the name.
-LLAMA = {
-    "q_proj": "heads",
-    "k_proj": "kv_heads",
-    "v_proj": "kv_heads",
-    "o_proj": "heads_row",
-    "gate_proj": "column",
-    "up_proj": "column",
-    "down_proj": "row",
-    "lm_head": "vocabulary",
-}
 BART = {
     "q_proj": "heads",
     "k_proj": "heads",
@@ -73,21 +59,15 @@ def whole(family: str) -> DecoderSide:
     )
 
 
-def rank_of_llava(rank: int) -> DecoderSide:
-    options = {"device": torch.device("cpu"), "dtype": torch.float32, "attn_implementation": "sdpa"}
-    return load_decoder(build_checkpoint("llava"), **options, parallel=TensorParallel(rank, 2))
-
-
 def plan_of(side: DecoderSide) -> ShardPlan:
-    config: PreTrainedConfig = side.config  # type: ignore[attr-defined]
-    plan: ShardPlan = type(side).shard_plan(config.text_config if side.cross is None else config)  # type: ignore[attr-defined]
+    plan: ShardPlan = type(side).shard_plan(side.config)  # type: ignore[attr-defined]
     return plan
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *ENCDEC_FAMILIES])
+@pytest.mark.parametrize("family", ENCDEC_FAMILIES)
 def test_a_familys_plan_divides_every_matrix_and_leaves_norms_and_embeddings_whole(family: str) -> None:
     side = whole(family)
-    wanted = T5 if family == "t5" else LLAMA if family in FAMILIES else BART
+    wanted = T5 if family == "t5" else BART
     found: dict[str, str] = {}
     for name, style in plan_of(side).styles(side.module).items():
         if style is not Style.REPLICATE:
@@ -98,28 +78,12 @@ def test_a_familys_plan_divides_every_matrix_and_leaves_norms_and_embeddings_who
 
 
 @pytest.mark.parametrize("kind", [nn.Linear, nn.Embedding, nn.LayerNorm])
-def test_a_layer_that_the_plan_does_not_name_is_refused_by_name(kind, monkeypatch):
-    build = override.empty_side
-
-    def with_one_more(config: PreTrainedConfig, dtype: torch.dtype, keep: Any) -> nn.Module:
-        model = build(config, dtype, keep)
-        model.get_submodule("model.language_model.layers.1.mlp").register_module(
-            "gate", kind(*(4, 4)[: 2 - (kind is nn.LayerNorm)])
-        )
-        return model
-
-    monkeypatch.setattr(override, "empty_side", with_one_more)
-    with pytest.raises(ConfigError, match=r"says nothing of 1 layers, .*layers\.1\.mlp\.gate among them"):
-        rank_of_llava(0)
-
-
-def test_a_family_for_which_transformers_has_no_plan_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(config: PreTrainedConfig) -> Mapping[str, str]:
-        return {}
-
-    monkeypatch.setattr(LlavaDecoder, "tp_plan", none)
-    with pytest.raises(ConfigError, match="says nothing of 21 layers"):
-        rank_of_llava(1)
+def test_a_layer_that_the_plan_does_not_name_is_refused_by_name(kind: type[nn.Module]) -> None:
+    side = whole("bart")
+    plan, (name, _) = plan_of(side), next(iter(side.module.named_children()))
+    side.module.get_submodule(name).register_module("gate", kind(*(4, 4)[: 2 - (kind is nn.LayerNorm)]))
+    with pytest.raises(ConfigError, match=rf"says nothing of 1 layers, {name}\.gate among them"):
+        plan.styles(side.module)
 
 
 def test_the_numbers_in_transformers_patterns_stand_for_numbers_only() -> None:

@@ -206,6 +206,13 @@ def test_what_could_never_run_is_refused_by_name(make: Make, features: list[MMFe
     assert caught.value.param == "encoder_prompt"
 
 
+def test_a_table_and_the_longest_output_have_to_fit_the_blocks_together(make: Make) -> None:
+    engine = make(num_blocks=15)
+    engine.add(make_request("a", [2, 0], [make_cross("a", 50)], max_tokens=6))
+    with pytest.raises(InvalidRequest, match="50 encoder positions and 9 tokens need 16 KV blocks"):
+        engine.add(make_request("b", [2, 0], [make_cross("a", 50)], max_tokens=7))
+
+
 def test_a_decoder_only_model_takes_no_cross_item() -> None:
     engine = ModellessEngine(STORE)
     with pytest.raises(InvalidRequest, match="outside the prompt"):

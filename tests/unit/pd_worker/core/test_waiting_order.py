@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -52,6 +53,16 @@ def test_requests_taken_up_again_start_before_new_ones_in_the_order_of_their_arr
         make_request("first", [5] * 4, arrival=2.0, attempt=4),
     )
     assert [started(output)[0] for output in engine.run_out()] == ["first", "second", "new"]
+
+
+def test_a_request_that_a_prefill_worker_still_has_waits_like_a_new_one(make: Make) -> None:
+    engine = make(max_num_seqs=1)
+    engine.add(
+        replace(make_request("planned", [3] * 4, arrival=2.0, attempt=2), planned=True),
+        make_request("new", 4, arrival=1.0),
+        make_request("lost", [5] * 4, arrival=3.0, attempt=2),
+    )
+    assert [started(output)[0] for output in engine.run_out()] == ["lost", "new", "planned"]
 
 
 def test_requests_taken_up_again_get_room_before_new_ones(make: Make) -> None:

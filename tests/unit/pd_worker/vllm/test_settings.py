@@ -90,7 +90,7 @@ def test_a_decoder_only_model_on_cuda_gets_a_vllm_of_the_workers_own():
     [
         ({"device": "cpu"}, "--device is cpu"),
         ({"architecture": "WhisperForConditionalGeneration"}, "Whisper.* is not served through vLLM"),
-        ({"architecture": "SmolVLMForConditionalGeneration"}, "SmolVLM.* is not served through vLLM"),
+        ({"architecture": "Idefics3ForConditionalGeneration"}, "Idefics3.* is not served through vLLM"),
         ({"program": ""}, "vLLM.* is not installed here: pip install vllm"),
         ({"quantization": "int8"}, "--quantization is its own"),
         ({"engine": "native"}, "--engine native"),

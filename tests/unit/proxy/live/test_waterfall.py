@@ -22,7 +22,7 @@ from triptych.proxy.events import (
 from triptych.proxy.live.objects import StageSpan, Waterfall
 from triptych.proxy.live.timeline import TIMED_ITEMS, RequestTimeline
 from triptych.proxy.live.waterfall import waterfall
-from triptych.proxy.requests.instructions import EndAttempt, StartJobs, Submit
+from triptych.proxy.requests.instructions import EndAttempt, StartJobs, Submit, TakeOver
 from triptych.proxy.requests.recorder import Event
 
 START, PD, PD2, ENCODER = 100.0, "pd:1", "pd:2", "encoder:1"
@@ -241,3 +241,21 @@ def test_a_segment_of_a_video_has_its_title() -> None:
     found = script.shown(12.0)
     assert found.titles == list(titles)
     assert "for video 1, segment 2 (15–30 s): encode" in notes(found, None)
+
+
+def test_a_request_that_is_handed_over_decodes_at_both_workers_without_a_gap() -> None:
+    script = Script()
+    script.at(1.0, fetched(seconds=0.0))
+    answered(script)
+    script.at(8.0, FirstToken())
+    script.at(9.0, TakeOver(2), pd=PD2)
+    script.at(12.0, finished(2, 0.5, 3.5), pd=PD2)
+    script.at(12.0, EndAttempt(cancel=False), pd=PD2)
+    found = script.shown(12.0)
+    assert tiles(found)[-3:] == [
+        ("prefill", PD, 6.0, 8.0),
+        ("decode", PD, 8.0, 9.0),
+        ("decode", PD2, 9.0, 12.0),
+    ]
+    assert "taken over" in notes(found, None)
+    assert found.attempts == 2

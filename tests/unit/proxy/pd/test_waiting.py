@@ -61,6 +61,14 @@ def test_a_tenant_with_a_long_queue_keeps_another_one_waiting_for_one_request():
     assert [name[0] for name in handed_over(waiting, 5)] == ["b", "a", "b", "a", "a"]
 
 
+def test_a_tenant_that_comes_back_has_collected_no_claim():
+    waiting = queue(*(request(f"a{i:02}", i) for i in range(20)), request("b0", 30))
+    assert len(handed_over(waiting, 12)) == 12
+    for number in range(31, 34):
+        waiting.add(request(f"b{number}", number), ORDER)
+    assert sorted(name[0] for name in handed_over(waiting, 4)) == ["a", "a", "b", "b"]
+
+
 def test_what_cannot_be_handed_over_keeps_its_place_and_nobody_else():
     waiting = queue(*(request(f"a{i}", i) for i in range(3)), request("b0", 9))
     assert handed_over(waiting, able=lambda name: name not in ("a0", "b0")) == ["a1", "a2"]

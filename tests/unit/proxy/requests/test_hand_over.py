@@ -12,7 +12,7 @@ from triptych.proxy.call.chat import Done
 from triptych.proxy.events import SuccessorBegun, SuccessorSent, WorkerEvent, lost
 from triptych.proxy.requests import instructions as do
 from triptych.proxy.requests.lifecycle import Lifecycle, Phase
-from triptych.proxy.requests.successor import LAST_REPEATED, MOST_REPEATED, MOST_TRIES
+from triptych.proxy.requests.successor import FIRST_REPEATED, MOST_REPEATED, MOST_TRIES
 
 OFFER = WorkerEvent(attempt=1, hand_over=HandOver())
 
@@ -108,7 +108,7 @@ def test_a_successor_that_ends_before_what_is_known_is_lost() -> None:
 
 def test_a_successor_far_behind_begins_again_from_all_that_is_known() -> None:
     machine = sent(answering())
-    put_out(machine, 1, MOST_REPEATED + 1)
+    put_out(machine, 1, FIRST_REPEATED + 1)
     assert begun(machine, 1) == [do.HandOver(3, behind=True)]
     assert machine.attempt == 1
     assert machine.tokens(2, 2, [2], "c") is None
@@ -121,13 +121,13 @@ def test_one_that_is_always_behind_leaves_the_request_where_it_is() -> None:
     machine = answering()
     for _ in range(MOST_TRIES - 1):
         sent(machine)
-        put_out(machine, 1, LAST_REPEATED + 1)
+        put_out(machine, 1, MOST_REPEATED + 1)
         assert (
-            begun(machine, len(machine.output_token_ids) - LAST_REPEATED - 1)[0].attempt == machine.successor
+            begun(machine, len(machine.output_token_ids) - MOST_REPEATED - 1)[0].attempt == machine.successor
         )
     sent(machine)
-    put_out(machine, 1, LAST_REPEATED + 1)
-    assert begun(machine, len(machine.output_token_ids) - LAST_REPEATED - 1) == [do.KeepAttempt()]
+    put_out(machine, 1, MOST_REPEATED + 1)
+    assert begun(machine, len(machine.output_token_ids) - MOST_REPEATED - 1) == [do.KeepAttempt()]
     put_out(machine, 1, 1)
     assert machine.attempt == 1
 
@@ -194,3 +194,16 @@ def test_an_offer_comes_once_and_only_of_what_is_at_work() -> None:
     waiting = Lifecycle()
     waiting.deliver(events.Fetched({}, 0.0))
     assert not waiting.deliver(OFFER)
+
+
+def test_each_further_try_may_be_twice_as_far_behind() -> None:
+    machine = answering()
+    for behind in (4, 8, 16, 32, 64, 64):
+        sent(machine)
+        put_out(machine, 1, 100)
+        assert begun(machine, len(machine.output_token_ids) - behind - 1) == [
+            do.HandOver(machine.successor or 0, behind=True)
+        ]
+    sent(machine)
+    put_out(machine, 1, 100)
+    assert begun(machine, len(machine.output_token_ids) - 64) == [do.TakeOver(8)]

@@ -13,6 +13,7 @@ from triptych.base.metrics import ProxyMetrics
 from triptych.base.tracing.server_span import ServerSpan
 from triptych.base.tracing.tracer import SpanKind
 from triptych.base.types import SamplingParams
+from triptych.protos import pd_pb2
 from triptych.proxy.admission import make_choices
 from triptych.proxy.call.chat import ChatCall
 from triptych.proxy.events import (
@@ -27,9 +28,12 @@ from triptych.proxy.events import (
     JobEvent,
     LookedUp,
     RequestEvent,
+    SuccessorBegun,
+    SuccessorSent,
+    WorkerEvent,
     lost,
 )
-from triptych.proxy.requests.instructions import LookUpItems, Submit
+from triptych.proxy.requests.instructions import HandOver, KeepAttempt, LookUpItems, Submit, TakeOver
 from triptych.proxy.requests.lifecycle import Lifecycle
 from triptych.proxy.requests.recorder import Event, Items, Recorder, RequestTrace
 from triptych.proxy.requests.request import Choices
@@ -133,6 +137,19 @@ def test_resumes_and_resubmissions_are_counted_apart_whether_anybody_watches_or_
     assert counts == {"resume": 2, "resubmit": 1}
 
 
+def test_hand_overs_are_counted_by_their_results_and_are_no_resumes() -> None:
+    r = Recorded(watched=False)
+    orders = (HandOver(2), HandOver(3, behind=True), TakeOver(3), TakeOver(4, lost=True), KeepAttempt())
+    r.recorder.record(r.first, FirstToken(), orders)
+    (family,) = r.metrics.hand_overs.collect()
+    counts = {
+        sample.labels["result"]: sample.value for sample in family.samples if sample.name.endswith("_total")
+    }
+    assert counts == {"behind": 1, "taken": 1, "after_loss": 1, "kept": 1}
+    (family,) = r.metrics.resumes.collect()
+    assert not [sample for sample in family.samples if sample.name.endswith("_total")]
+
+
 FIRST, SECOND = "a" * 64, "b" * 64
 
 
@@ -222,6 +239,21 @@ def test_a_lost_worker_is_a_failed_attempt_and_a_second_one() -> None:
     assert (gone.error, gone.end, done.error) == ("worker_lost", 103.0, "")
     assert gone.attributes["error.type"] == "worker_lost"
     assert [s.attributes["triptych.request.attempt"] for s in (gone, done)] == [1, 2]
+
+
+def test_a_hand_over_ends_one_attempt_well_and_begins_another_in_the_same_moment() -> None:
+    t = Traced()
+    t.begin(101.0)
+    t.accept(102.0)
+    t.deliver(WorkerEvent(attempt=1, hand_over=pd_pb2.HandOver()), 103.0)
+    t.deliver(SuccessorSent(2), 103.5)
+    t.address = "127.0.0.1:6000"
+    t.deliver(SuccessorBegun(2, 0), 104.0)
+    t.finish(105.0)
+    before, after = t.attempts()
+    assert (before.error, before.end, after.start, after.end) == ("", 104.0, 104.0, 105.0)
+    assert after.attributes["server.port"] == 6000
+    assert [s.attributes["triptych.request.attempt"] for s in (before, after)] == [1, 2]
 
 
 def test_a_late_acceptance_is_not_the_next_attempts() -> None:

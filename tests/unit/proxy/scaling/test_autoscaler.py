@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
@@ -178,6 +179,28 @@ async def test_a_proxy_that_stops_takes_its_demand_with_it() -> None:
     proxy.scaler.start()
     await proxy.scaler.stop()
     assert board.demands.keys() == {"p1"}
+
+
+async def test_a_poll_that_ends_late_leaves_no_demand_behind_a_proxy_that_stops() -> None:
+    class SlowBoard(FakeBoard):
+        async def publish(
+            self, proxy_id: str, pool: str, demand: PoolDemand, term: float
+        ) -> list[PoolDemand]:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)
+                await super().publish(proxy_id, pool, demand, term)
+            return []
+
+    board = SlowBoard()
+    proxy = Proxy(board)
+    proxy.scaler.start()
+    await asyncio.sleep(0)
+    await proxy.scaler.stop()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert board.demands == {}
 
 
 async def test_listeners_hear_of_changes_and_of_nothing_else() -> None:

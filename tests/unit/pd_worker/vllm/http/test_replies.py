@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import struct
 from dataclasses import replace
 
+import msgspec
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from support.data.items import make_plan
-from triptych.base.types import Placement
+from triptych.base.types import MMFeature, Placement
 from triptych.base.vllm_classes import ROWS
+from triptych.models.generic.layout import ItemLayout
 from triptych.pd_worker.core.outputs import RawLogprobs
-from triptych.pd_worker.vllm.http.call import _metadata, range_of, size_of
+from triptych.pd_worker.vllm.http.call import EngineCall, _metadata, place_of, range_of, size_of
 from triptych.pd_worker.vllm.http.client import EventParser
 from triptych.pd_worker.vllm.http.replies import (
     ChosenToken,
@@ -165,9 +170,44 @@ def test_an_item_without_a_grid_still_has_a_field_which_the_connector_knows():
     assert size_of(replace(make_plan(rows=7), grid_thw=())) == (ROWS, (7,))
 
 
+def test_a_sounds_size_is_its_rows_and_a_videos_its_grid():
+    plan = make_plan(rows=7)
+    assert size_of(replace(plan, modality="audio", grid_thw=(0, 90, 90))) == (ROWS, (7,))
+    assert size_of(replace(plan, modality="video")) == ("video_grid_thw", (1, 2, 14))
+
+
 def test_a_placeholder_is_the_tokens_that_take_rows():
     assert range_of(Placement(10, 6, ((1, 4),))) == {"offset": 11, "length": 4}
     assert range_of(Placement(10, 6)) == {"offset": 10, "length": 6}
+
+
+def test_rows_that_stand_apart_are_named_for_the_connector_beside_the_whole_placeholder():
+    runs = ((1, 3), (6, 4))
+    feature = MMFeature(make_plan(), Placement(10, 11, runs))
+    assert place_of(feature) == ({"offset": 10, "length": 11}, [[1, 3], [6, 4]])
+    call = EngineCall([0] * 30, {}, features=[feature])
+    namespace = feature.plan.namespace
+    assert call.ec_transfer_params == {feature.mm_hash: {"namespace": namespace, "runs": [[1, 3], [6, 4]]}}
+    signed = replace(call, tickets={feature.mm_hash: {"proof": "p"}})
+    assert signed.ec_transfer_params == {feature.mm_hash: {"proof": "p", "runs": [[1, 3], [6, 4]]}}
+
+
+def test_a_picture_is_cut_to_its_rows_and_a_video_keeps_the_marks_around_them():
+    place = Placement(10, 6, ((1, 4),))
+    assert place_of(MMFeature(make_plan(), place)) == ({"offset": 11, "length": 4}, [])
+    video = MMFeature(replace(make_plan(), modality="video"), place)
+    assert place_of(video) == ({"offset": 10, "length": 6}, [[1, 4]])
+    assert place_of(MMFeature(video.plan, Placement(10, 6))) == ({"offset": 10, "length": 6}, [])
+
+
+def test_a_videos_seconds_go_beside_its_grid():
+    grids = {1: torch.tensor([0.5]), 2: torch.tensor([[2, 4, 4]])}
+    layout = ItemLayout((5,) * 8, ((),) * 8, grids).encode()
+    plan = replace(make_plan(rows=8), modality="video", grid_thw=(2, 4, 4), layout=layout)
+    item = msgspec.msgpack.decode(base64.b64decode(_metadata(plan)))
+    assert item.keys() == {"video_grid_thw", "second_per_grid_ts"}
+    dtype, shape, raw = item["second_per_grid_ts"]["data"]
+    assert (dtype, shape, struct.unpack("<f", raw.data)) == ("float32", [1], (0.5,))
 
 
 def test_an_item_without_pixels_is_encoded_as_vllm_reads_it():

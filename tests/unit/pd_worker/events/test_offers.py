@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from triptych.base.delta import Delta
+from triptych.base.types import FinishReason
+from triptych.pd_worker.events.streams import EventStream, EventStreams
+from triptych.protos import pd_pb2
+from triptych.protos.pd_pb2 import Finished, RequestEvent
+
+NAMES = {"request_id": "r", "attempt": 1, "proxy_id": "p"}
+
+
+def opened(*, offers: bool = True, step_tokens: bool = False) -> tuple[EventStreams, EventStream]:
+    streams = EventStreams(lambda ids, proxy: None, offers=offers)
+    stream = streams.attach("p", [], step_tokens=step_tokens)
+    streams.open("p", "r", 1)
+    return streams, stream
+
+
+def token(position: int) -> Delta:
+    return Delta("x", (position,), position=position, **NAMES)
+
+
+async def kinds(stream: EventStream) -> list[str]:
+    message = await stream.next()
+    assert message is not None
+    listed = ["tokens"] * len(message.tokens.request_ids)
+    return listed + [str(event.WhichOneof("body")) for event in message.events]
+
+
+async def test_a_prefill_worker_offers_a_request_once_with_its_first_token() -> None:
+    streams, stream = opened()
+    streams.deliver([token(0)])
+    assert await kinds(stream) == ["tokens", "hand_over"]
+    streams.deliver([token(1)])
+    assert await kinds(stream) == ["tokens"]
+
+
+async def test_other_workers_offer_nothing() -> None:
+    streams, stream = opened(offers=False)
+    streams.deliver([token(0)])
+    assert await kinds(stream) == ["tokens"]
+
+
+async def test_an_offer_may_come_later_and_names_its_attempt() -> None:
+    streams, stream = opened(offers=False, step_tokens=True)
+    streams.deliver([token(0)])
+    assert await kinds(stream) == ["tokens"]
+    streams.offer("p", "r", 2)
+    streams.offer("p", "gone", 1)
+    streams.offer("p", "r", 1)
+    assert await kinds(stream) == ["hand_over"]
+
+
+async def test_what_has_ended_is_not_offered() -> None:
+    streams, stream = opened()
+    end = RequestEvent(finished=Finished(reason=FinishReason.STOP), **NAMES)
+    streams.deliver([token(0), end])
+    assert await kinds(stream) == ["tokens", "finished"]
+
+
+async def test_an_offer_is_sent_again_to_a_proxy_that_lost_its_stream() -> None:
+    streams, stream = opened()
+    streams.deliver([token(0)])
+    assert await kinds(stream) == ["tokens", "hand_over"]
+    again = streams.attach("p", [pd_pb2.Reattach(request_id="r", attempt=1, position=1)])
+    assert await kinds(again) == ["hand_over"]
+
+
+async def test_an_offer_before_the_first_token_goes_with_it() -> None:
+    streams, stream = opened(offers=False)
+    streams.offer("p", "r", 1)
+    streams.deliver([token(0)])
+    assert await kinds(stream) == ["tokens", "hand_over"]
