@@ -37,7 +37,7 @@ PAGE = RESULTS / "kills.md"
 RIGHT, NOTHING = "right", "nothing"
 KILLED, CUT, LOST = "killed", "cut off", "lost"
 #: Seconds without a sign of a part that is cut off; until a system must answer; and after a fault.
-CUT_SECONDS, START_SECONDS, RETURN_SECONDS = 6.0, 400.0, 60.0
+CUT_SECONDS, START_SECONDS, RETURN_SECONDS = 6.0, 400.0, 180.0
 _PROBE_SECONDS = 1.0
 
 
