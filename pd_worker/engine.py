@@ -233,9 +233,10 @@ class Engine:
         output = self.scheduler.schedule(time.monotonic())
         result = self._execute(output)
         events = self.scheduler.update(output, result, time.monotonic())
-        if self.sharing is not None:
-            self.sharing.computed(output)
         self._report(output, events)
+        if self.sharing is not None:
+            # Behind the events: a request may be offered to another worker once its first token is out.
+            self.sharing.computed(output)
         return output.computes or result.moved_items or bool(events)
 
     def _execute(self, output: SchedulerOutput) -> ModelRunnerOutput:

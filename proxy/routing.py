@@ -41,14 +41,14 @@ class PDLoad:
     max_num_seqs: int
     #: "prefill", "decode" or "both".
     role: str = BOTH
-    #: Of it the worker says so: requests that wait for room there, and the share of its KV blocks in use.
-    waiting: int = 0
+    #: What the worker says of itself: its requests, those of other proxies too, and its KV blocks in use.
+    requests: int = 0
     kv_usage: float = 0.0
 
     @property
     def has_place(self) -> bool:
         """Whether one more request would begin there at once."""
-        return not self.waiting and self.in_flight < self.max_num_seqs and self.kv_usage < FULL
+        return max(self.in_flight, self.requests) < self.max_num_seqs and self.kv_usage < FULL
 
 
 def choose_encoder(encoders: Iterable[EncoderLoad], mm_hash: str, work: float) -> str | None:

@@ -169,11 +169,17 @@ class RequestLog:
                     trace.finished(event.finished)
 
     def offer(self) -> None:
-        """Offers the request to a decode worker, once: from its first token to its end."""
-        if self._offer is None and self.finished is None and self._token_ids:
+        """Offers the request to a decode worker, once, from its first token on."""
+        if self._offer is None:
             self._offer = pd_pb2.RequestEvent(
                 request_id=self.request_id, attempt=self.attempt, hand_over=pd_pb2.HandOver()
             )
+
+    @property
+    def _offers(self) -> bool:
+        """Whether an offer is to be sent now."""
+        unsent = self._offer is not None and not self._sent_offer
+        return unsent and bool(self._token_ids) and self.finished is None
 
     def removed(self) -> None:
         """The log is dropped: ends the trace of an attempt that has not finished."""
@@ -229,7 +235,7 @@ class RequestLog:
         self._unsent_items.clear()
         if self._sent_texts < len(self._texts):
             events.append(self._event(tokens=self._drain_tokens()))
-        if self._offer is not None and not self._sent_offer and self.finished is None:
+        if self._offer is not None and self._offers:
             self._sent_offer = True
             events.append(self._offer)
         if not self.has_unsent:
@@ -244,7 +250,7 @@ class RequestLog:
         first, last = self._sent_texts, len(self._texts)
         if self.finished is not None or self._unsent_items or self._logprobs or not self._sent_admitted:
             return None
-        if self._offer is not None and not self._sent_offer:
+        if self._offers:
             return None
         if first == last or last - first > _MAX_TEXTS:
             return None

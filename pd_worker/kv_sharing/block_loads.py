@@ -80,8 +80,9 @@ class BlockLoads:
 
         False, and `add` is not called, where nothing is looked for.
         """
-        # The last token is always computed; the block that it fills ends the group that was saved with it.
-        blocks = request.num_tokens // self._form.block_size
+        # Of the prompt, as they are saved. Its last token may have to be computed all the same; the block
+        # that it fills ends the group that was saved with it.
+        blocks = request.num_prompt_tokens // self._form.block_size
         if request.pooling is not None or blocks < LEAST_BLOCKS:
             return False
         if self._transfers.away or not self._rule.tries():

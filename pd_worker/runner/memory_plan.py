@@ -20,8 +20,8 @@ class WorkerNeeds:
     `held` are weights and libraries, measured; `activations` the maximum that a step takes above them,
     measured; `gathered` copies of keys and values in one layer, and its masks. `block` is one KV block,
     `max_kv` what the limits on requests can use. `graphs` is what decode graphs keep, `states` what recurrent
-    layers do. `host` are page-locked buffers beside all that, in the machine's memory; with `copies_on_host`
-    those of embeddings are in it too.
+    layers do, `shared` blocks on their way to and from the store. `host` are buffers beside all that, in the
+    machine's memory; with `copies_on_host` those of embeddings are in it too.
     """
 
     held: int
@@ -33,6 +33,7 @@ class WorkerNeeds:
     max_kv: int
     graphs: int = 0
     states: int = 0
+    shared: int = 0
     host: int = 0
     copies_on_host: bool = False
 
@@ -43,7 +44,7 @@ class WorkerNeeds:
     @property
     def fixed(self) -> int:
         working = self.activations + self.gathered + self.graphs
-        return self.held + working + self.embeddings + self.states + self.swapped
+        return self.held + working + self.embeddings + self.states + self.swapped + self.shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class WorkerMemory:
             ("embeddings (--encoder-cache-memory)", needs.embeddings),
             ("states of recurrent layers (--state-memory)", needs.states),
             ("swapped blocks (--swap-memory)", needs.swapped),
+            ("shared blocks (--share-memory)", needs.shared),
             ("KV cache (--kv-memory)", self.kv_memory),
             ("rest", self.rest),
             ("of this worker (--device-memory)", self.budget),
@@ -99,7 +101,7 @@ def plan_worker_memory(
     if needs.host > host_free:
         raise ConfigError(
             f"buffers of the host need {format_size(needs.host)} and {format_size(host_free)} are available: "
-            f"lower --encoder-cache-memory or --swap-memory\n{plan.table()}"
+            f"lower --encoder-cache-memory, --swap-memory or --share-memory\n{plan.table()}"
         )
     if plan.kv_memory < needs.block:
         raise ConfigError(

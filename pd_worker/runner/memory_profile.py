@@ -81,6 +81,7 @@ def needs_of(config: PDConfig, decoder: DecoderSide, held: int, activations: int
     gathered = -(-max(longest, rows) // config.block_size) * in_layer
     masks = min(config.step_tokens, longest) * longest * (1 + decoder.dtype.itemsize)
     swapped = config.swap_memory if config.preemption == "swap" else 0
+    shared = config.share_memory if config.saves_kv or config.looks_for_kv else 0
     on_cpu = decoder.device.type == "cpu"
     if not gathers(backend_on(decoder.device, config.attention_backend), decoder.dtype):
         gathered = masks = 0
@@ -91,10 +92,11 @@ def needs_of(config: PDConfig, decoder: DecoderSide, held: int, activations: int
         graphs=_graph_bytes(config, decoder, activations, blocks * block),
         embeddings=config.encoder_cache_memory,  # 0: from what is left
         swapped=swapped if on_cpu else 0,
+        shared=shared if on_cpu else 0,
         states=config.state_memory if geometry.states else 0,  # 0: from what is left
         block=block,
         max_kv=config.max_num_seqs * blocks * block,
-        host=0 if on_cpu else config.encoder_cache_memory + swapped,
+        host=0 if on_cpu else config.encoder_cache_memory + swapped + shared,
         copies_on_host=not on_cpu,
     )
 

@@ -96,6 +96,6 @@ class PDChoice:
             if info.model_key == request.bound.model_key:
                 seqs = max(info.capacity.get("max_num_seqs", DEFAULT_SEQS), 1)
                 report = None if now is None else link.load(now)
-                said = (0, 0.0) if report is None else (report.waiting, report.kv_usage)
+                said = (0, 0.0) if report is None else (report.running + report.waiting, report.kv_usage)
                 loads.append(PDLoad(info.address, link.in_flight, seqs, worker.role, *said))
         return loads

@@ -50,5 +50,4 @@ def assert_found(cluster: Cluster) -> None:
         for what in ("saved", "loaded", "looked_up")
     )
     assert saved > 0
-    # Blocks that output tokens have filled since are looked for, too, and are not saved.
     assert loaded > 0.75 * looked_up, "right answers prove nothing: what is not found is computed"

@@ -15,7 +15,14 @@ from PIL import Image
 
 from support.data.pictures import picture
 from support.data.traffic import Case, ask
-from support.vllm_engine.classes import ADAPTED, IN_BFLOAT16, class_checkpoint, processor, recipe_of
+from support.vllm_engine.classes import (
+    ADAPTED,
+    ALWAYS_RESIZED,
+    IN_BFLOAT16,
+    class_checkpoint,
+    processor,
+    recipe_of,
+)
 from support.vllm_engine.encoders import EncoderProcess
 from support.vllm_engine.engines import Engines
 from support.vllm_engine.fleet import raw
@@ -59,7 +66,7 @@ class Served:
         return generated(model, make_processor(processor(recipe_of(self.name))), images, TOKENS)
 
 
-@pytest.fixture(scope="module", params=sorted({*ADAPTED} - {*IN_BFLOAT16}))
+@pytest.fixture(scope="module", params=sorted({*ADAPTED} - {*IN_BFLOAT16, *ALWAYS_RESIZED}))
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp(request.param)
     checkpoint = class_checkpoint(request.param, folder / "checkpoint")

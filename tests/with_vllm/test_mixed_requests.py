@@ -20,6 +20,8 @@ from triptych.base.vllm_classes import CLASSES
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 
 TOKENS, REQUESTS, ITEMS = 12, 36, 5
+#: The requests' sets of items: more answers than these differ.
+SETS = 9
 #: On CPUs vLLM attends to their pictures in one direction only.
 BOTH_WAYS = ("Gemma3ForConditionalGeneration",)
 NAMES = tuple(sorted(CLASSES.keys() - {*BOTH_WAYS, *IN_BFLOAT16}))
@@ -75,6 +77,6 @@ async def test_requests_at_once_are_answered_as_by_the_native_engine(served):
     pairs = zip(answers, expected, strict=True)
     others = [(n, one[1], other[1]) for n, (one, other) in enumerate(pairs) if one != other]
     assert not others
-    assert len({tuple(output) for _, output in expected}) > REQUESTS // 2
+    assert len({tuple(output) for _, output in expected}) > SETS
     assert served.door.total("encoder", "triptych_encoder_tower_items_total") == ITEMS
     assert served.engines.servers[0].is_alive()

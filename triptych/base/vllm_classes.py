@@ -44,11 +44,15 @@ CLASSES = {
     "LlavaForConditionalGeneration": VLLMClass(saved_by_vllm=True),
     "Qwen3VLMoeForConditionalGeneration": _FRAMES,
     "Qwen2VLForConditionalGeneration": VLLMClass(modalities=_VIDEO),
+    "Qwen3_5ForConditionalGeneration": _FRAMES,
+    "Qwen3_5MoeForConditionalGeneration": _FRAMES,
     "Glm4vForConditionalGeneration": _FRAMES,
     "Glm4vMoeForConditionalGeneration": _FRAMES,
     "InternVLForConditionalGeneration": VLLMClass(),
     "Gemma3ForConditionalGeneration": VLLMClass(),
+    "Gemma4ForConditionalGeneration": VLLMClass(),
     "SmolVLMForConditionalGeneration": VLLMClass(),
+    "Qwen2AudioForConditionalGeneration": VLLMClass(modalities=("audio",)),
 }
 
 

@@ -39,6 +39,15 @@ async def test_registered_workers_are_found_as_they_were_told(registry: Registry
     assert await registry.workers() == [ENCODER, PD]
 
 
+async def test_a_heartbeat_stops_without_waiting_for_its_next_beat(registry: Registry) -> None:
+    heartbeat = Heartbeat(registry, PD, interval=3600.0)
+    heartbeat.start()
+    await becomes(registry, [PD])
+    stopping = asyncio.create_task(heartbeat.stop())
+    assert (await asyncio.wait([stopping], timeout=20))[0], "it waits for its next beat"
+    assert await registry.workers() == []
+
+
 async def test_a_restarted_worker_takes_the_place_of_its_former_self(registry: Registry) -> None:
     await registry.register(ENCODER)
     successor = dataclasses.replace(ENCODER, incarnation="i3")

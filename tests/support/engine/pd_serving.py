@@ -74,7 +74,7 @@ class ServedPD(FakeWorker):
 
     @property
     def info(self) -> WorkerInfo:
-        assert self.worker is not None
+        assert self.worker is not None, "it has been killed"
         return InternalToken(self.token).signed(self.worker.info(self.address, 0))
 
     @property
@@ -83,11 +83,12 @@ class ServedPD(FakeWorker):
         return [] if self.worker is None else list(self.worker.streams._proxies)
 
     async def kill(self) -> None:
-        if self.worker is not None:
-            self.worker.streams.shut_down()
+        """Connections end at once, and its requests with them."""
         await super().kill()
-        if self.worker is not None:
-            await self.worker.stop()
+        worker, self.worker = self.worker, None
+        if worker is not None:
+            worker.streams.shut_down()
+            await worker.stop()
 
 
 def _config(model: str, **flags: Any) -> PDConfig:

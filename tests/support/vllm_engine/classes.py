@@ -28,6 +28,8 @@ ADAPTED = tuple(
 )
 #: "CPU GDN attention requires BF16.", in which answers are not compared token by token.
 IN_BFLOAT16 = ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
+#: Whose processors make pictures of any size larger, by PIL here and by torchvision in vLLM.
+ALWAYS_RESIZED = ("Gemma4ForConditionalGeneration",)
 _CLIPS = {entry.name: entry for entry in VIDEO_CLASSES if not entry.variation}
 _SOUNDS = {entry.name: entry for entry in SOUNDS if not entry.sees}
 #: The smallest attention head that vLLM's kernel for CPUs has.
@@ -120,7 +122,7 @@ def _with_wide_heads(recipe: Recipe) -> Recipe:
     # Some of vLLM's models divide the width by the number of heads.
     text |= {"head_dim": _HEAD, "num_attention_heads": HIDDEN // _HEAD, "num_key_value_heads": 1}
     if "linear_key_head_dim" in text:
-        text |= {"linear_key_head_dim": _HEAD, "linear_value_head_dim": _HEAD}
+        text |= {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
     if recipe.architecture in _TRANSPOSED:
         # Not half the width: which way round such a tensor is could not be told.
         text["moe_intermediate_size"] = 48

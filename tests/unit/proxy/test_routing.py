@@ -371,7 +371,8 @@ def test_a_worker_without_a_role_takes_all_and_a_role_without_a_worker_falls_to_
     [
         (PDLoad("d", 3, 4), True),
         (PDLoad("d", 4, 4), False),
-        (PDLoad("d", 0, 4, waiting=1), False),
+        (PDLoad("d", 0, 4, requests=3), True),
+        (PDLoad("d", 0, 4, requests=4), False),
         (PDLoad("d", 0, 4, kv_usage=FULL), False),
     ],
 )

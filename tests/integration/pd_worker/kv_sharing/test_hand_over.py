@@ -15,7 +15,8 @@ from triptych.pd_worker.native import NativeWorker
 from triptych.protos import pd_pb2
 
 TEXT = "Say something about the weather, and then about the sea, the hills and all that lies behind them. "
-SAMPLING = {"max_tokens": 40, "ignore_eos": True, "temperature": 1.0, "seed": 11}
+#: Long enough that it is not over when it is offered.
+SAMPLING = {"max_tokens": 250, "ignore_eos": True, "temperature": 1.0, "seed": 11}
 
 
 def count(worker: NativeWorker, name: str) -> float:

@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from support.fakes.fake_pd import FakePD
-from support.fakes.fake_workers import picture, user, whole_text
+from support.fakes.fake_pd import FakePD, fake_logprobs
+from support.fakes.fake_workers import picture, token_text, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.protos.common_pb2 import Error
+from triptych.protos.convert import logprobs_from_proto
 from triptych.protos.pd_pb2 import HandOver
 from triptych.proxy.pd import successors
 from triptych.store.embedding_store import EmbeddingStore
@@ -84,6 +85,30 @@ async def test_choices_and_log_probabilities_come_once_and_in_order(roles: FakeC
     assert {index: len(found) for index, found in tokens.items()} == dict.fromkeys(range(3), TOKENS)
     assert "".join(tokens[0]) == whole_text(TOKENS)
     assert hand_overs(roles)["taken"] == 3
+
+
+async def test_of_a_frame_that_is_half_known_the_new_log_probabilities_are_passed_on(roles: FakeCluster):
+    prefill, decode = both(roles)
+    prefill.pause_at = 4
+    decode.admission.clear()
+    asked = asyncio.create_task(roles.ask(TEXT, max_tokens=TOKENS, logprobs=True, top_logprobs=1))
+    await until(lambda: roles.received == 4 and bool(decode.submits), "the hand-over, and tokens beyond it")
+    taken = decode.submits[-1]
+    start = len(taken.resume.output_token_ids)
+    assert start < 4
+    positions = range(start, 6)
+    roles.dispatcher.tokens(
+        taken.request_id,
+        taken.attempt,
+        start,
+        [1000 + position for position in positions],
+        "".join(map(token_text, positions)),
+        [logprobs_from_proto(fake_logprobs(at, token_text(at), 1)) for at in positions],
+    )
+    decode.admission.set()
+    [choice] = (await asked).choices
+    assert choice.message.content == whole_text(TOKENS)
+    assert [each.token for each in choice.logprobs.content] == [token_text(at) for at in range(TOKENS)]
 
 
 async def test_the_prefill_worker_goes_on_until_the_decode_worker_has_tokens(roles: FakeCluster):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ from support.engine.pd_serving import ServedPD, tiny_model
 from support.engine.sharing import LOADED
 from support.fakes.fake_workers import MODEL
 from support.fakes.proxy_fakes import FakeCluster, raw_post
+from support.waiting import until
 from triptych.pd_worker.native import LoadedModel
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -21,6 +23,7 @@ from triptych.store.embedding_store import EmbeddingStore
 THRESHOLD = 90
 PROMPT = " ".join(WORDS * 5)[:320]
 TOKENS = 250
+TRIES = 8
 FEATURES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "seeded": {"temperature": 1.0, "seed": 54, "top_p": 0.9},
@@ -83,35 +86,44 @@ def loaded_tokens(cluster: FakeCluster) -> float:
     return float(registry.get_sample_value(LOADED, {"model_name": MODEL}) or 0.0)
 
 
-async def both(cluster: FakeCluster, **body: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The reply of one worker, and the one that begins at the other, which is handed over."""
+async def both(cluster: FakeCluster, **body: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The reply of one worker, and those that begin at the other, the last one of which is handed over.
+
+    On a busy machine an answer of a tiny model may be whole before anybody can take it over.
+    """
     ids = (await post(cluster, "/tokenize", prompt=PROMPT))["tokens"]
     assert len(PROMPT) // 4 < THRESHOLD <= len(ids)
     before = hand_overs(cluster)
     body["max_tokens"] = TOKENS
-    # Of another salt each: neither finds what the other one has computed.
+    # Of another salt each: none finds what another one has computed.
     whole = await post(cluster, "/v1/completions", prompt=PROMPT, cache_salt=uuid.uuid4().hex, **body)
     assert hand_overs(cluster) == before
-    loaded = loaded_tokens(cluster)
-    handed = await post(cluster, "/v1/completions", prompt=ids, cache_salt=uuid.uuid4().hex, **body)
-    assert hand_overs(cluster) == before + body.get("n", 1)
-    assert loaded_tokens(cluster) >= loaded + len(ids) // 16 * 16, "the prompt was computed twice"
-    return whole, handed
+    replies = []
+    for _ in range(TRIES):
+        before, loaded = hand_overs(cluster), loaded_tokens(cluster)
+        replies.append(
+            await post(cluster, "/v1/completions", prompt=ids, cache_salt=uuid.uuid4().hex, **body)
+        )
+        if hand_overs(cluster) == before + body.get("n", 1):
+            assert loaded_tokens(cluster) >= loaded + len(ids) // 16 * 16, "the prompt was computed twice"
+            return whole, replies
+    raise AssertionError(f"none of {TRIES} answers was handed over whole")
 
 
 @pytest.mark.parametrize("feature", FEATURES)
 async def test_an_answer_is_that_of_one_worker_whatever_is_asked_for(
     cluster: FakeCluster, feature: str
 ) -> None:
-    whole, handed = await both(cluster, return_token_ids=True, **FEATURES[feature])
-    for one, other in zip(handed["choices"], whole["choices"], strict=True):
-        found, expected = one.pop("logprobs", None), other.pop("logprobs", None)
-        assert one == other
-        # Equal but for the last digits: a chunk and a decode add up in another order.
-        assert (found and found["tokens"]) == (expected and expected["tokens"])
-        if found:
-            assert found["token_logprobs"] == pytest.approx(expected["token_logprobs"], abs=1e-3)
-    assert handed["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+    whole, replies = await both(cluster, return_token_ids=True, **FEATURES[feature])
+    for handed in replies:
+        for one, other in zip(handed["choices"], whole["choices"], strict=True):
+            found, expected = one.pop("logprobs", None), other.get("logprobs")
+            assert one == {name: value for name, value in other.items() if name != "logprobs"}
+            # Equal but for the last digits: a chunk and a decode add up in another order.
+            assert (found and found["tokens"]) == (expected and expected["tokens"])
+            if found:
+                assert found["token_logprobs"] == pytest.approx(expected["token_logprobs"], abs=1e-3)
+        assert handed["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
 
 
 async def test_a_stop_string_ends_the_answer_where_one_worker_ends_it(cluster: FakeCluster) -> None:
@@ -121,6 +133,29 @@ async def test_a_stop_string_ends_the_answer_where_one_worker_ends_it(cluster: F
         text[at : at + 4] for at in range(len(text) * 2 // 3, len(text)) if text.find(text[at : at + 4]) == at
     )
     stop = next(part for part in late if part.isascii())
-    whole, handed = await both(cluster, temperature=0, stop=[stop])
-    assert handed["choices"] == whole["choices"]
-    assert handed["choices"][0]["finish_reason"] == "stop"
+    whole, replies = await both(cluster, temperature=0, stop=[stop])
+    for handed in replies:
+        assert handed["choices"] == whole["choices"]
+        assert handed["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("dies", [0, 1], ids=["prefill worker", "decode worker"])
+async def test_a_worker_that_dies_while_others_requests_change_hands_changes_no_answer(
+    cluster: FakeCluster, dies: int
+) -> None:
+    body = {"max_tokens": TOKENS, "temperature": 1.0, "seed": 3, "return_token_ids": True}
+    prompts = [f"{number} {PROMPT}"[:320] for number in range(8)]
+    ids = [(await post(cluster, "/tokenize", prompt=prompt))["tokens"] for prompt in prompts]
+    whole = [await post(cluster, "/v1/completions", prompt=prompt, **body) for prompt in prompts]
+    before = hand_overs(cluster)
+    asked = [
+        asyncio.create_task(
+            post(cluster, "/v1/completions", prompt=each, cache_salt=uuid.uuid4().hex, **body)
+        )
+        for each in ids
+    ]
+    await until(lambda: hand_overs(cluster) > before, "the first hand-over")
+    assert not all(task.done() for task in asked)
+    await cluster.pd_workers[dies].kill()
+    answers = await asyncio.gather(*asked)
+    assert [each["choices"] for each in answers] == [each["choices"] for each in whole]

@@ -190,6 +190,18 @@ async def test_what_is_sent_again_after_a_break_may_exceed_a_message(both: Pair)
     assert both.heard.streams == 2
 
 
+async def test_requests_of_a_worker_that_cannot_be_reached_are_lost_and_the_link_goes_on(monkeypatch):
+    monkeypatch.setattr(pd_client, "REATTACH_SECONDS", 0.2)
+    heard = Heard()
+    async with make_channel("127.0.0.1:1") as channel:
+        link = PDLink("127.0.0.1:1", lambda: channel, PROXY, heard, heard)  # type: ignore[arg-type]
+        link.track("a", 1, ())
+        await until(lambda: heard.losses == ["a"], "the loss")
+        link.track("b", 1, ())
+        await until(lambda: heard.losses == ["a", "b"], "the next loss")
+        await link.close()
+
+
 async def test_much_output_comes_in_pieces_and_its_end_last() -> None:
     """Log-probabilities of a long answer, as after a break in its last step."""
     texts = TokenTexts(Tokenizer(WordLevel({f"{token}-of-a-vocabulary": token for token in range(50)})))

@@ -72,6 +72,15 @@ def test_a_host_copy_that_could_not_be_used_is_dropped_at_once() -> None:
     assert step(role).drops == ()
 
 
+def test_a_host_copy_whose_last_request_has_gone_is_dropped_and_not_moved() -> None:
+    one = request("r1", A)
+    role = with_a_hit(one)
+    role.update_state_after_alloc(one, 0)
+    role.request_finished(one)
+    order = step(role)
+    assert (order.moves, [drop.mm_hash for drop in order.drops]) == ((), [A.mm_hash])
+
+
 def test_an_order_that_failed_is_repeated_without_its_loads() -> None:
     one = request("r1", A)
     role = with_a_hit(one)

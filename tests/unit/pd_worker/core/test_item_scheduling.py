@@ -21,6 +21,17 @@ from triptych.base.errors import InvalidRequest, Unavailable
 from triptych.ec_connector.base import ECConnectorOutput, FailedLoad
 
 
+def test_each_load_is_counted_once_with_its_seconds_and_its_way(make: Make) -> None:
+    engine = make()
+    images = [make_feature(name, 2, 6) for name in ("cat", "dog")]
+    publish(STORE, *images)
+    engine.add(*(make_request(f"m{i}", 10, [image]) for i, image in enumerate(images)))
+    engine.run_out()
+    items = engine.scheduler.collect_stats().items
+    assert (items.fetched, len(items.load_seconds), sum(items.loads.values())) == (2, 2, 2)
+    assert engine.scheduler.collect_stats().items.load_seconds == []
+
+
 def test_item_pressure_counts_those_that_wait_for_embeddings_by_those_that_run(make: Make) -> None:
     engine = make()
     assert engine.scheduler.collect_stats().item_pressure == 0

@@ -29,6 +29,14 @@ def test_a_prompt_above_the_budget_enters_in_chunks_and_ends_with_a_token(make: 
     assert engine.of("tokens")[0].position == 0
 
 
+def test_a_whole_request_is_as_long_as_it_took_since_it_came(make: Make) -> None:
+    engine = make()
+    engine.now = 5.0
+    engine.add(make_request("a", 4, max_tokens=3, arrival=1.0))
+    engine.run_out()
+    assert engine.scheduler.collect_stats().latencies.whole == [4.0]
+
+
 def test_decodes_come_first_and_cap_the_prefill(make: Make) -> None:
     engine = make(budget=16)
     engine.add(make_request("a", 4, max_tokens=9))

@@ -43,7 +43,6 @@ async def test_other_workers_offer_nothing() -> None:
 
 async def test_an_offer_may_come_later_and_names_its_attempt() -> None:
     streams, stream = opened(offers=False, step_tokens=True)
-    streams.offer("p", "r", 1)  # before its first token: none
     streams.deliver([token(0)])
     assert await kinds(stream) == ["tokens"]
     streams.offer("p", "r", 2)
@@ -65,3 +64,10 @@ async def test_an_offer_is_sent_again_to_a_proxy_that_lost_its_stream() -> None:
     assert await kinds(stream) == ["tokens", "hand_over"]
     again = streams.attach("p", [pd_pb2.Reattach(request_id="r", attempt=1, position=1)])
     assert await kinds(again) == ["hand_over"]
+
+
+async def test_an_offer_before_the_first_token_goes_with_it() -> None:
+    streams, stream = opened(offers=False)
+    streams.offer("p", "r", 1)
+    streams.deliver([token(0)])
+    assert await kinds(stream) == ["tokens", "hand_over"]

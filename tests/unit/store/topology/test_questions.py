@@ -13,6 +13,7 @@ from triptych.store.topology import cluster, sentinel
 from triptych.store.topology.cluster import RedisCluster
 from triptych.store.topology.location import parse_store
 from triptych.store.topology.sentinel import SentinelPrimary
+from triptych.store.topology.topology import _after_asking
 
 ROWS = [[0, 16383, [b"127.0.0.1", 7000, b"id"]]]
 
@@ -67,3 +68,18 @@ async def test_sentinels_are_asked_once_a_term_and_at_once_where_the_primary_has
     assert len(asked) == 2
     await made._primary(failed=server)
     assert len(asked) == 3
+
+
+async def test_a_slot_that_is_being_moved_is_asked_for_before_the_command() -> None:
+    sent: list[str] = []
+
+    async def asking() -> None:
+        sent.append("ASKING")
+
+    async def get(connection: Any) -> str:
+        sent.append("GET")
+        return "value"
+
+    exchange: Any = _after_asking(get)
+    assert await exchange(SimpleNamespace(asking=asking)) == "value"
+    assert sent == ["ASKING", "GET"]
