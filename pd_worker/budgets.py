@@ -90,7 +90,7 @@ BUDGETS: tuple[SharedBudget, ...] = (
     ),
     SharedBudget(
         "KV blocks on their way",
-        "keys and values from and to the store, with `--share-prefixes`: half each way, 2 saves at once",
+        "keys and values from and to the store, with `--share-prefixes`: half each way, 8 saves at once",
         "",
         "order",
         "blocks are not saved, and loads wait until their request computes",

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, ClassVar, Self
 
-from triptych.base.cpu.priority import put_behind
 from triptych.base.errors import InvalidRequest, TooLarge
 from triptych.encoder_worker.media.cost import slowness
 from triptych.encoder_worker.media.work import Abandoned, DecodeWork
@@ -77,7 +76,6 @@ class DecoderProcess:
             )
         finally:
             os.close(descriptor)
-        put_behind(self._process.pid)
         self._late = threading.Event()
         self._killed = threading.Event()
 

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 #: Values that are written at once.
-_SAVES = 2
+_SAVES = 8
 #: Seconds without transfers after the store has not answered, and between two lines of the log about it.
 _AWAY_SECONDS, _SAY_SECONDS = 5.0, 30.0
 #: Values of one look-up, each of which is answered with up to 4 KiB.

@@ -13,7 +13,6 @@ from typing import IO, Any, Self
 
 import msgspec
 
-from triptych.base.cpu.priority import put_behind
 from triptych.base.errors import InternalError, TooLarge, Unavailable
 from triptych.proxy.parsing.parse import Parse, ParseVerdict
 from triptych.proxy.parsing.program import BODY_HEAD, VERDICT_HEAD
@@ -97,9 +96,7 @@ class ParserProcess:
 def _spawn(connection: socket.socket, cpu_seconds: float) -> subprocess.Popen[bytes]:
     # The folder that this process runs in does not decide what that one imports.
     command = [sys.executable, "-P", "-m", _PROGRAM, str(cpu_seconds)]
-    process = subprocess.Popen(command, stdin=connection.fileno(), stdout=subprocess.DEVNULL)
-    put_behind(process.pid)
-    return process
+    return subprocess.Popen(command, stdin=connection.fileno(), stdout=subprocess.DEVNULL)
 
 
 async def _shared(raw: bytes) -> IO[bytes]:

@@ -121,9 +121,10 @@ def test_the_connector_alone_takes_an_embedding_by_the_documented_request(page, 
     encoder.start()
     try:
         words = [str(checkpoint), *page.args(), "--dtype", "float32"]
+        picture = fresh(160, 160)
+        encoder.encode(picture)
         with served(words, tmp_path / "vllm.log") as server:
-            key = encoder.key(fresh(160, 160))
-            part = {**page.request(), "uuid": key}
+            part = {**page.request(), "uuid": encoder.key(picture)}
             assert part["image_embeds"] == {"image_grid_thw": [1, 20, 20]}, "of a picture of 160 pixels here"
             assert server.ask([part, TEXT], TOKENS)["status"] == 200
     finally:

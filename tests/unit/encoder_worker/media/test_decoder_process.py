@@ -71,12 +71,6 @@ def ended(process: subprocess.Popen[bytes]) -> bool:
     return process.returncode is not None
 
 
-def test_a_decoder_gets_the_cores_after_its_worker(started: list[Any]) -> None:
-    with MediaClip(make_clip("webm", "libvpx"), VideoLimits(), DecodeWork()) as clip:
-        assert clip.info
-        assert os.getpriority(os.PRIO_PROCESS, started[0].pid) > os.getpriority(os.PRIO_PROCESS, 0)
-
-
 def test_one_decode_serves_all_segments_of_a_file(started: list[Any], clips: SharedClips) -> None:
     """Nine segments of 30 frames, from the file's only key frame; asked for as they come."""
     data = make_clip("webm", "libvpx", frames=270, gop_size=1000)

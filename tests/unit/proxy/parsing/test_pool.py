@@ -93,14 +93,6 @@ async def pids(pool: ParserPool) -> set[int]:
     return {process.pid for process in pool._idle}
 
 
-async def test_a_parser_gets_the_cores_after_its_proxy() -> None:
-    process = await ParserProcess.start(1.0)
-    try:
-        assert os.getpriority(os.PRIO_PROCESS, process.pid) > os.getpriority(os.PRIO_PROCESS, 0)
-    finally:
-        await process.end()
-
-
 async def test_a_sound_body_passes_and_the_next_one_goes_to_the_same_process(pool: ParserPool) -> None:
     await pool.check("", bytes(3 << 20), here(fine))
     first = await pids(pool)
