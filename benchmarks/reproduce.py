@@ -85,6 +85,7 @@ NEEDS = {
     "demo_model.md": "a served demo: the two commands on the page, 5 minutes",
     "earlier.md": "commits of before",
     "fuzz.md": "make test-slow",
+    "kills.md": "vLLM's CPU build: python -m benchmarks kills",
     "load_tools.md": "make load-tools: other people's tools",
     "one_tenant.md": "a checkout of commit 997f3c58 with an environment",
     "overload.md": "its command, a slow test",
