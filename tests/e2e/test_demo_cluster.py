@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
+from pydantic import BaseModel
 
 from support.processes.cluster import PATIENCE, Cluster, free_port, running_cluster, wait_for
 from support.processes.processes import lives
@@ -75,6 +77,33 @@ def test_one_trace_leads_from_the_client_through_all_processes(demo: Cluster, co
     second = spans_of(collector, again, has("chat demo", "load item", "PD request"))
     assert named(second, "load item").links == ((trace_id, tower.span_id),)
     assert not has("tower")(second)
+
+
+class Seen(BaseModel):
+    """What a first program asks for: open strings and numbers, nothing closed."""
+
+    color: str
+    count: int
+
+
+class Weather(BaseModel):
+    city: str
+
+
+def test_structured_output_of_the_openai_package_works_at_the_first_try(demo: Cluster) -> None:
+    asked: dict[str, Any] = {"model": "demo", "temperature": 0}
+    question: Any = [{"role": "user", "content": "How many?"}]
+    with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
+        parsed = client.chat.completions.parse(messages=question, response_format=Seen, **asked)
+        assert isinstance(parsed.choices[0].message.parsed, Seen)
+        response = client.responses.parse(input="How many?", text_format=Seen, **asked)
+        assert isinstance(response.output_parsed, Seen)
+        tools = [openai.pydantic_function_tool(Weather)]
+        with client.chat.completions.stream(
+            messages=question, tools=tools, tool_choice="required", **asked
+        ) as stream:
+            message = stream.get_final_completion().choices[0].message
+        assert message.tool_calls and isinstance(message.tool_calls[0].function.parsed_arguments, Weather)
 
 
 def test_the_demo_answers_by_every_door_and_ctrl_c_leaves_nothing(demo: Cluster) -> None:

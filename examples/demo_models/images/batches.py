@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from examples.demo_models.images.samples import NO_IMAGE, SMALL_TALK, Sample, random_sample
 from examples.demo_models.images.scenes import COLOURS, PLACES, SHAPES, Picture, draw
+from examples.demo_models.images.structured import ToolCall, drawn_call, drawn_fields, json_text, value_of
 from examples.demo_models.images.tokens import SYSTEM_PROMPTS
 
 PATCH = 16  # pixels
@@ -25,6 +26,7 @@ LEAST_PIXELS, MOST_PIXELS = 96 * 96, 128 * 128
 IGNORED = -100
 _NEAR = 18  # pixels from the middle of a shape to that of a token that shows it
 _ONE_IMAGE_PART, _MIXING_PART = 0.2, 0.15  # of the run
+_STRUCTURED_PART = 0.5  # of the sequences answer in JSON
 _ROW_LENGTH = 256  # tokens; several sequences are packed into a row
 
 FloatArray = npt.NDArray[np.float32]
@@ -123,23 +125,40 @@ class Encoder:
             sequence.image(picture, self.image_pad)
             sequence.text(self._ids("<|vision_end|>"))
 
-    def _turn(self, sequence: TokenSequence, question: str, answer: str) -> None:
+    def _turn(self, sequence: TokenSequence, question: str, answer: str, forced: bool = False) -> None:
         """The end of a user's message, and the answer to it."""
         sequence.text(self._ids(question))
-        self._reply(sequence, answer)
+        self._reply(sequence, answer, forced)
 
-    def _reply(self, sequence: TokenSequence, answer: str) -> None:
+    def _reply(self, sequence: TokenSequence, answer: str, forced: bool = False) -> None:
+        """`forced`: a grammar makes the model begin like this, so the first token is not learnt."""
         sequence.text(self._ids("<|im_end|>\n<|im_start|>assistant\n"))
-        sequence.text(self._ids(answer + "<|im_end|>"), learnt=True)
+        ids = self._ids(answer + "<|im_end|>")
+        sequence.text(ids[:forced])
+        sequence.text(ids[forced:], learnt=True)
 
-    def branched(self, sample: Sample, system: str = "") -> TokenSequence:
-        """The pictures once, and after them every question alone: as many requests in one."""
+    def branched(self, sample: Sample, system: str = "", forced: Sequence[str] = ()) -> TokenSequence:
+        """The pictures once, and after them every question alone: as many requests in one.
+
+        `forced`: answers in the places of the true ones; empty ones are the true ones.
+        """
         out = self._opened(system)
         self._images(out, sample.pictures)
         start = out.next_position
         for number, turn in enumerate(sample.turns, 1):
             out.current, out.next_position = number, start
-            self._turn(out, turn.question, turn.answer)
+            other = forced[number - 1] if forced else ""
+            self._turn(out, turn.question, other or turn.answer, bool(other))
+        return out
+
+    def called(self, sample: Sample, call: ToolCall, form: str) -> TokenSequence:
+        """One question that a tool is called for; `form`: an object, a list, or "tagged" after a mark."""
+        out = self._opened(call.system)
+        self._images(out, sample.pictures)
+        text = {"object": call.text, "list": f"[{call.text}]"}.get(
+            form, f"<tool_call>\n{call.text}\n</tool_call>"
+        )
+        self._turn(out, sample.turns[0].question, text, form != "tagged" or not call.fits)
         return out
 
     def chained(self, sample: Sample, text_first: bool, system: str = "") -> TokenSequence:
@@ -165,10 +184,10 @@ class Encoder:
         out.text(self._ids("<|im_start|>user\n"))
         return out
 
-    def talk(self, question: str, answer: str, system: str = "") -> TokenSequence:
+    def talk(self, question: str, answer: str, system: str = "", forced: bool = False) -> TokenSequence:
         """A request without pictures."""
         out = self._opened(system)
-        self._turn(out, question, answer)
+        self._turn(out, question, answer, forced)
         return out
 
 
@@ -245,6 +264,33 @@ def _several(rng: random.Random, progress: float) -> int:
     return rng.choices((2, 3, 4), (0.8, 0.12, 0.08))[0]
 
 
+def _structured(
+    rng: random.Random, encoder: Encoder, branches: int, images: int
+) -> tuple[TokenSequence, Sequence[Picture]]:
+    """A sequence of answers in JSON: of objects, or of one call of a tool."""
+    if rng.random() < 0.1:
+        question, answer = rng.choice(SMALL_TALK)
+        if rng.random() < 0.6:
+            question, answer = random_sample(rng, "train", 1, 1).turns[0].question, NO_IMAGE
+        if rng.random() < 0.3:
+            call = drawn_call(rng, None, (), answer, "train")
+            text = call.text if rng.random() < 0.5 else f"[{call.text}]"
+            return encoder.talk(question, text, call.system, forced=True), ()
+        value = json_text(value_of(drawn_fields(rng, None, (), answer, "train")))
+        return encoder.talk(question, value, forced=True), ()
+    if rng.random() < 0.35:
+        sample = random_sample(rng, "train", images, 1)
+        turn = sample.turns[0]
+        call = drawn_call(rng, turn.query, sample.scenes, turn.answer, "train")
+        return encoder.called(sample, call, rng.choice(("object", "list", "tagged"))), sample.pictures
+    sample = random_sample(rng, "train", images, branches)
+    values = [
+        json_text(value_of(drawn_fields(rng, turn.query, sample.scenes, turn.answer, "train")))
+        for turn in sample.turns
+    ]
+    return encoder.branched(sample, forced=values), sample.pictures
+
+
 def training_batch(
     rng: random.Random, encoder: Encoder, size: int, branches: int, progress: float, pad: int
 ) -> Batch:
@@ -252,6 +298,9 @@ def training_batch(
     samples: list[tuple[TokenSequence, Sequence[Picture]]] = []
     for _ in range(size):
         system = rng.choice(SYSTEM_PROMPTS) if rng.random() < 0.12 else ""
+        if rng.random() < _STRUCTURED_PART:
+            samples.append(_structured(rng, encoder, branches, _several(rng, progress)))
+            continue
         kind = rng.random()
         if kind < 0.01:
             asked = rng.choice(SMALL_TALK)

@@ -16,6 +16,7 @@ from collections import defaultdict, deque
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import distributed, nn
 from transformers import PreTrainedTokenizerFast, Qwen3VLForConditionalGeneration
 
@@ -80,6 +81,11 @@ class Run:
         self.tokenizer: PreTrainedTokenizerFast = make_tokenizer()
         use_linear_patches()
         self.model = make_model(make_config(self.tokenizer))
+        if arguments.start:
+            weights = load_file(Path(arguments.start) / "model.safetensors")
+            with torch.no_grad():
+                for name, parameter in self.model.named_parameters():
+                    parameter.copy_(weights[name])
         self.encoder = Encoder(self.tokenizer.backend_tokenizer)
         self.pad = int(self.tokenizer.convert_tokens_to_ids("<|endoftext|>"))
         # Reads colours and shapes off the image tokens: only for a second loss, which makes the
@@ -108,7 +114,9 @@ class Run:
         """One batch; returns the loss (nats per answer token) and the reading loss."""
         a, step = self.arguments, self.state.step
         rng = random.Random(f"{a.seed}:{step}:{self.rank}")
-        batch = training_batch(rng, self.encoder, a.batch, a.branches, step / a.steps, self.pad)
+        batch = training_batch(
+            rng, self.encoder, a.batch, a.branches, max(a.curriculum, step / a.steps), self.pad
+        )
         logits, truth, images = answer_logits(self.model, batch)
         loss = nn.functional.cross_entropy(logits, truth)
         reading = self._reading_loss(images, batch.seen)
@@ -148,6 +156,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", default=default_out, help="folder for run/ and model/")
     parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--resume", action="store_true", help="go on from the last state in --out")
+    parser.add_argument("--start", help="checkpoint folder whose weights the run begins with")
+    parser.add_argument(
+        "--curriculum", type=float, default=0.0, help="part of it that is behind the run, 0..1"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch", type=int, default=8, help="picture sets a step")
     parser.add_argument("--branches", type=int, default=4, help="questions a picture set")

@@ -36,6 +36,7 @@ def test_small_programs_have_one_command(capsys, monkeypatch):
         "proxy_relay",
         "registry_load",
         "serve_start",
+        "shared_prefixes",
         "transfer_paths",
         "vllm_paths",
     ]

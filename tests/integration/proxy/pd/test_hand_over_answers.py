@@ -87,7 +87,7 @@ def loaded_tokens(cluster: FakeCluster) -> float:
 
 
 async def both(cluster: FakeCluster, **body: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The reply of one worker, and those that begin at the other, the last one of which is handed over.
+    """The reply of one worker, and those that begin at the other, until a choice of one is handed over.
 
     On a busy machine an answer of a tiny model may be whole before anybody can take it over.
     """
@@ -104,10 +104,10 @@ async def both(cluster: FakeCluster, **body: Any) -> tuple[dict[str, Any], list[
         replies.append(
             await post(cluster, "/v1/completions", prompt=ids, cache_salt=uuid.uuid4().hex, **body)
         )
-        if hand_overs(cluster) == before + body.get("n", 1):
+        if hand_overs(cluster) > before:
             assert loaded_tokens(cluster) >= loaded + len(ids) // 16 * 16, "the prompt was computed twice"
             return whole, replies
-    raise AssertionError(f"none of {TRIES} answers was handed over whole")
+    raise AssertionError(f"none of {TRIES} answers was handed over")
 
 
 @pytest.mark.parametrize("feature", FEATURES)
