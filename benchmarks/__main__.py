@@ -19,7 +19,8 @@ Begin with the goodput of one encoder and one PD worker, started for it:
     triptych bench goodput --launch 1E1PD --workload mix --search
 
 A server that runs already: --url http://127.0.0.1:8000. What the figures mean: docs/goodput.md.
-A cell of each page here: python -m benchmarks reproduce. All: python -m benchmarks list. Targets, and the figures last committed for them:
+A cell of each page, here: python -m benchmarks reproduce. All benchmarks: python -m benchmarks list.
+Targets, and the figures last committed for them:
 
 """
 
