@@ -35,11 +35,17 @@ class LoopThread:
         try:
             self.loop.run_forever()
         finally:
-            self.loop.run_until_complete(self._end_tasks())
+            self.loop.run_until_complete(self.end_tasks())
             self.loop.run_until_complete(self.loop.shutdown_default_executor())
             self.loop.close()
 
-    async def _end_tasks(self) -> None:
+    @property
+    def own(self) -> bool:
+        """Whether the loop is this thread's, and ends with it."""
+        return self._thread is not None
+
+    async def end_tasks(self) -> None:
+        """Cancels all else that runs in the loop, and waits for its end."""
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -109,6 +115,9 @@ class StoreClient:
     async def _disconnect(self, first: Callable[[], Coroutine[object, object, None]] | None) -> None:
         if first is not None:
             await first()
+        if self._thread.own:
+            # A transfer that goes on after the store is closed connects anew, and nobody closes that.
+            await self._thread.end_tasks()
         async with self._connecting:
             if self._store is not None:
                 await self._store.close()

@@ -252,8 +252,8 @@ for number, file in enumerate(sorted(pathlib.Path("tests/gpu").glob("test_*.py")
 owners = {top: given[0] for top, given in metadata.packages_distributions().items() if len(given) == 1}
 used = {name_of(owners[top]) for top in {module.split(".")[0] for module in sys.modules} if top in owners}
 lines = [line for line in open("tests/gpu/requirements.txt").read().splitlines() if line[:1] not in ("", "#")]
-# gRPC, httpx2 and transformers import these where they are: clients of `make test-slow` bring the last two.
-optional = {"triptych", "triptych-bench", "setuptools", "grpcio-tools", "sniffio", "scipy", "zstandard"}
+# gRPC, httpx2 and transformers import these where they are: other tests bring the last three.
+optional = {"triptych", "triptych-bench", "setuptools", "grpcio-tools", "sniffio", "scipy"} | {"zstandard", "psutil"}
 print(*sorted(used - closure([*lines, "torch"]) - optional))
 """
 
