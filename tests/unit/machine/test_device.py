@@ -253,7 +253,8 @@ owners = {top: given[0] for top, given in metadata.packages_distributions().item
 used = {name_of(owners[top]) for top in {module.split(".")[0] for module in sys.modules} if top in owners}
 lines = [line for line in open("tests/gpu/requirements.txt").read().splitlines() if line[:1] not in ("", "#")]
 # gRPC, httpx2 and transformers import these where they are: other tests bring the last three.
-optional = {"triptych", "triptych-bench", "setuptools", "grpcio-tools", "sniffio", "scipy"} | {"zstandard", "psutil"}
+optional = {"triptych", "triptych-bench", "setuptools", "grpcio-tools", "sniffio", "scipy", "zstandard"}
+optional.add("psutil")
 print(*sorted(used - closure([*lines, "torch"]) - optional))
 """
 
