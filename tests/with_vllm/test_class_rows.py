@@ -32,6 +32,8 @@ SIZES = {"SmolVLMForConditionalGeneration": ((32, 32), (32, 16))}
 VIEW_ROWS = 4
 #: Elements have a deviation of about 1. vLLM resizes with torchvision and we with PIL.
 ATOL, RESIZED = 2e-5, 1e-2
+#: Of classes whose elements have a smaller one.
+SMALL = {"Gemma4ForConditionalGeneration": 5e-3}
 #: Of towers in bfloat16, whose kernels round differently.
 ROUNDED = 0.1
 
@@ -97,17 +99,17 @@ def test_our_rows_and_placeholders_are_those_of_vllm(encoded, name):
     dtype = getattr(torch, dtype_of(name))
     encoder = load_encoder(encoded.folder / name, device=torch.device("cpu"), dtype=dtype)
     atol, rtol = (ATOL, 1e-4) if dtype == torch.float32 else (ROUNDED, 0.0)
-    earlier = None
+    earlier, resized = None, SMALL.get(name, RESIZED)
     for file in files(encoded.folder, name):
         item = encoder.preprocess(Image.open(file).convert("RGB"), {})
         ours = encoder.encode([item])[0].float()
         exact = len(ours) - VIEW_ROWS if len(ours) > VIEW_ROWS and has_view(name) else len(ours)
         exact = 0 if name in ALWAYS_RESIZED else exact
         torch.testing.assert_close(ours[:exact], theirs[file.name][:exact], atol=atol, rtol=rtol)
-        torch.testing.assert_close(ours, theirs[file.name], atol=max(atol, RESIZED), rtol=0)
-        assert ours.std(dim=0).mean() > 10 * RESIZED
+        torch.testing.assert_close(ours, theirs[file.name], atol=max(atol, resized), rtol=0)
+        assert ours.std(dim=0).mean() > 10 * resized
         if earlier is not None:
-            assert (ours[:VIEW_ROWS] - earlier[:VIEW_ROWS]).abs().mean() > 10 * RESIZED
+            assert (ours[:VIEW_ROWS] - earlier[:VIEW_ROWS]).abs().mean() > 10 * resized
         earlier = ours
         tokens, prompt = list(ItemLayout.decode(item.layout).tokens), prompts[file.name]
         assert any(prompt[at : at + len(tokens)] == tokens for at in range(len(prompt)))
