@@ -69,7 +69,7 @@ CELLS = (
     ),
     Cell(
         "registry_load.md",
-        (*_MICRO, "registry_load", "--repeats", "1", "--crowd", "100", "--seconds", "10"),
+        (*_MICRO, "registry_load", "--repeats", "1"),
         ("| look at changed workers: 100 |", "| look at workers that are as they were: 100 |", "| beat |"),
         60,
     ),
