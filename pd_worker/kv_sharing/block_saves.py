@@ -126,7 +126,14 @@ class BlockSaves:
         tenant: str,
         tokens: int,
     ) -> None:
-        body, wait = take()
+        try:
+            body, wait = take()
+        except (RuntimeError, MemoryError) as error:
+            # No memory for a copy is no reason to end requests: torch says it by RuntimeError. A device that
+            # is lost for good fails the next step.
+            self._metrics.shared_kv_dropped.inc(tokens)
+            self._transfers.failed(error)
+            return
         begun = time.monotonic()
         try:
             saving = self._transfers.save(SavedValue(plan, body, wait), tenant, EMBEDDING_TTL)

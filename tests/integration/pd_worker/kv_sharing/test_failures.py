@@ -29,6 +29,7 @@ from support.stores.server import StoreServer
 from triptych.base.types import FinishReason
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.kv_sharing import transfers
+from triptych.pd_worker.kv_sharing.kv_copier import KVCopier
 from triptych.pd_worker.kv_sharing.transfers import KVTransfers
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -172,6 +173,19 @@ class Gate:
 
     def open(self) -> None:
         self._open.set()
+
+
+def test_a_copy_that_fails_ends_no_request_and_is_not_saved(checkpoint, server, monkeypatch):
+    def take(self, blocks):
+        raise RuntimeError("not enough memory: you tried to allocate 640 KiB")
+
+    root = new_root()
+    with sharing_cell(checkpoint, server.url) as cell:
+        with monkeypatch.context() as failing:
+            failing.setattr(KVCopier, "take", take)
+            answer(cell, root)
+        assert cell.metric(SAVED) == 0 and blocks_in(server) == []
+        answer(cell, new_root())
 
 
 def test_a_request_that_is_cancelled_while_its_blocks_are_on_the_way_is_dropped(
