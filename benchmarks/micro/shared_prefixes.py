@@ -103,7 +103,9 @@ class Worker:
 def _settled(saving: Worker) -> None:
     sharing = saving.engine.sharing
     assert sharing is not None and sharing.saves is not None
+    deadline = time.monotonic() + 60
     while sharing.saves._saving:
+        assert time.monotonic() < deadline, "the saves do not end"
         time.sleep(0.01)
 
 

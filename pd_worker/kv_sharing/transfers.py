@@ -125,7 +125,7 @@ class KVTransfers:
         return store, self._budget
 
     def failed(self, error: BaseException) -> None:
-        """The store has not answered, or refused, or a copy found no memory: tried again some seconds later."""
+        """The store has not answered, or a copy found no memory: tried again some seconds later."""
         self._away_until = time.monotonic() + _AWAY_SECONDS
         if self._away_until > self._said_at + _SAY_SECONDS:
             self._said_at = self._away_until
