@@ -21,12 +21,12 @@ def arguments(**function: Any) -> Any:
 
 
 @pytest.mark.parametrize("parameters", [None, {}, ANY, {"type": "object", "description": "none"}])
-def test_a_function_that_names_no_parameters_takes_none(parameters):
+def test_a_function_that_names_no_parameters_takes_none(parameters: dict[str, Any] | None) -> None:
     given = {} if parameters is None else {"parameters": parameters}
     assert arguments(**given)["properties"] == {}
     assert "properties" not in arguments(**given, strict=False)
 
 
-def test_what_a_function_says_of_its_parameters_stays():
+def test_what_a_function_says_of_its_parameters_stays() -> None:
     for parameters in ({**ANY, "additionalProperties": True}, {"$ref": "#/$defs/a", "$defs": {"a": ANY}}):
         assert arguments(parameters=parameters).keys() == parameters.keys()
