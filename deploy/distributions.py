@@ -1,8 +1,9 @@
 """What a release is made of, built by one command: `python deploy/distributions.py FOLDER [wheels|chart]`.
 
-Wheels of triptych and triptych-bench, triptych's source archive, the chart's package, and SHA256SUMS over all of them.
-They are made of a copy of what git tracks: a build leaves folders behind, and what lies around is in no release.
-The interpreter needs what pyproject.toml asks of a build; the chart is packaged by the SDK of Helm, else by `helm`.
+Wheels of triptych and triptych-bench, triptych's source archive, the chart's package, SHA256SUMS over all.
+They are made of a copy of what git tracks: a build leaves folders behind, and what lies around is in no
+release. The interpreter needs what pyproject.toml asks of a build; the chart is packaged by the SDK of
+Helm, else by `helm`.
 """
 
 from __future__ import annotations
@@ -52,10 +53,11 @@ PARTS: dict[str, Callable[[Path, Path], None]] = {"wheels": build_wheels, "chart
 
 
 def build(target: Path, parts: list[str]) -> None:
-    """All parts into the folder, which holds nothing else afterwards."""
+    """All parts into the folder; SystemExit where it holds something, which SHA256SUMS would vouch for."""
     target = target.resolve()
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
+    target.mkdir(parents=True, exist_ok=True)
+    if any(target.iterdir()):
+        raise SystemExit(f"{target} is not empty: give a new folder")
     with TemporaryDirectory() as folder:
         copy_tracked(Path(folder))
         for part in parts:

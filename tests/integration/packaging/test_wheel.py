@@ -1,19 +1,24 @@
-"""The wheels in new environments outside of the checkout: alone, with each extra, and triptych-bench."""
+"""A release as `make dist` builds it: wheels in new environments outside of the checkout, archive, chart."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from email.parser import HeaderParser
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from helm_python.chart import Chart, expand, lint
 
+from support.kubernetes.chart import CASES, EXAMPLES, Manifest, case, example, manifests_of
 from triptych import __version__
 
 ROOT = Path(__file__).parents[3]
@@ -26,6 +31,7 @@ WORKS = {
         "triptych --version",
         "triptych proxy --help",
         "python -c 'import triptych.proxy.service'",
+        'python -c \'from importlib.util import find_spec as f; assert not any(map(f, ("torch", "numpy")))\'',
     ],
     "client": ["python -c 'import triptych; triptych.Client'", "triptych ask --help"],
     "top": ["python -c 'import triptych.apps.cli.top.screen, triptych; triptych.Client'"],
@@ -68,20 +74,18 @@ def run(*words: str | Path, folder: Path, check: bool = True) -> subprocess.Comp
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """triptych and triptych-bench, built from a copy of what git has: a build leaves folders behind."""
-    source = tmp_path_factory.mktemp("source")
-    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
-    for name in filter(None, names.stdout.split("\0")):
-        if (ROOT / name).exists():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, source / name, follow_symlinks=False)
-    target = tmp_path_factory.mktemp("wheel")
-    build = f"import setuptools.build_meta as b; b.build_wheel({str(target)!r})"
-    for folder in (source, source / "triptych_bench"):
-        run(sys.executable, "-c", build, folder=folder)
-    [bench] = target.glob("triptych_bench-*")
-    [core] = target.glob("triptych-*")
+def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with everything that a release is made of."""
+    target = tmp_path_factory.mktemp("dist")
+    run(sys.executable, ROOT / "deploy" / "distributions.py", target, folder=target)
+    return target
+
+
+@pytest.fixture(scope="module")
+def wheels(release: Path) -> tuple[Path, Path]:
+    """triptych and triptych-bench."""
+    [core] = release.glob("triptych-*.whl")
+    [bench] = release.glob("triptych_bench-*.whl")
     return core, bench
 
 
@@ -93,6 +97,58 @@ def wheel(wheels: tuple[Path, Path]) -> Path:
 def test_every_extra_is_tried() -> None:
     tried = {extra for extras in WORKS for extra in extras.split(",") if extra}
     assert tried | ELSEWHERE == EXTRAS
+
+
+def test_the_release_is_two_wheels_an_archive_and_a_chart_of_one_version_and_their_sums(
+    release: Path,
+) -> None:
+    lines = (release / "SHA256SUMS").read_text().splitlines()
+    sums = {line.split()[1]: line.split()[0] for line in lines}
+    assert {file.name for file in release.iterdir()} == {*sums, "SHA256SUMS"}
+    for name, value in sums.items():
+        assert sha256((release / name).read_bytes()).hexdigest() == value
+    assert sorted(re.sub(r"py3-none-\w+", "TAG", name) for name in sums) == [
+        f"triptych-{__version__}-TAG.whl",
+        f"triptych-{__version__}.tar.gz",
+        f"triptych-{__version__}.tgz",
+        f"triptych_bench-{__version__}-TAG.whl",
+    ]
+    again = run(sys.executable, ROOT / "deploy" / "distributions.py", release, folder=ROOT, check=False)
+    assert again.returncode and "is not empty: give a new folder" in again.stderr
+
+
+def test_the_source_archive_has_every_file_that_the_wheel_has(release: Path, wheel: Path) -> None:
+    with tarfile.open(release / f"triptych-{__version__}.tar.gz") as archive:
+        sources = {name.partition("/")[2] for name in archive.getnames()}
+    with zipfile.ZipFile(wheel) as built:
+        installed = {name for name in built.namelist() if name.startswith("triptych/")}
+    compiled = {name for name in installed if name.endswith(".so")}
+    assert installed - compiled <= sources
+    assert {"pyproject.toml", "setup.py", "LICENSE", "README.md"} <= sources
+    assert len(compiled) == (1 if shutil.which(os.environ.get("CXX") or "g++") else 0)
+
+
+def test_the_chart_is_linted_and_rendered_from_its_package(release: Path, tmp_path: Path) -> None:
+    package = release / f"triptych-{__version__}.tgz"
+    expand(tmp_path, package)
+    assert {file.name for file in (tmp_path / "triptych" / "examples").iterdir()} == {
+        file.name for file in EXAMPLES.iterdir()
+    }
+    with Chart.load(package) as chart:
+        for name in CASES:
+            values = {} if name == "defaults" else example(name)
+            report = lint(package, values, strict=True)
+            assert report["total_charts_linted"] == 1 and not report["errors"], (name, report)
+            rendered = chart.render(values, name="triptych", namespace="default")
+            for manifest, expected in zip(manifests_of(rendered), case(name), strict=True):
+                assert without_secrets(manifest) == without_secrets(expected), name
+
+
+def without_secrets(manifest: Manifest) -> Manifest:
+    """The manifest without what is random in every rendering."""
+    return {
+        key: value for key, value in manifest.items() if manifest["kind"] != "Secret" or key != "stringData"
+    }
 
 
 def test_the_wheel_says_what_it_is_and_has_the_package_alone(wheel: Path) -> None:

@@ -1,4 +1,4 @@
-"""What `helm install` prints: how to reach the release, what is open, and what must be there for its pods to start."""
+"""What `helm install` prints: how to reach the release, what is open, and what its pods wait for."""
 
 from __future__ import annotations
 

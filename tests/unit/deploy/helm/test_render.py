@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from kubernetes_validate.utils import schema_contents  # type: ignore[import-untyped]
 from referencing import Registry, Resource
@@ -154,11 +153,6 @@ def test_a_release_may_have_any_name_and_namespace() -> None:
 def test_a_long_name_stays_within_kubernetes_limits() -> None:
     for manifest in render(EVERYTHING, name="a" * 53):
         assert len(manifest["metadata"]["name"]) <= 63
-
-
-def test_the_chart_has_the_version_of_the_code() -> None:
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert chart["appVersion"] == __version__
 
 
 def test_a_secret_that_is_not_given_is_random_and_long() -> None:
