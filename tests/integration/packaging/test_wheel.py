@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -14,11 +16,13 @@ import zipfile
 from email.parser import HeaderParser
 from hashlib import sha256
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from helm_python.chart import Chart, expand, lint
 
 from support.kubernetes.chart import CASES, EXAMPLES, Manifest, case, example, manifests_of
+from support.processes.cluster import PATIENCE, free_port, wait_for
 from triptych import __version__
 
 ROOT = Path(__file__).parents[3]
@@ -40,7 +44,7 @@ WORKS = {
     "video": ["python -c 'import av'"],
     "otel": ["python -c 'import opentelemetry.sdk.trace, triptych.base.tracing.otlp'"],
     "ray": ["python -c 'import ray, triptych.apps.launch.ray.connection'", "triptych cert tls"],
-    "worker,embedded,doctor": [
+    "worker,embedded,client,doctor": [
         "triptych doctor --port 0 --grpc-port 0",
         "triptych tones 555 -o tones.wav",
         "triptych check",
@@ -62,12 +66,22 @@ ELSEWHERE = {"vllm"}
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 
+def outside() -> dict[str, str]:
+    """The variables without those that lead into the checkout."""
+    hidden = ("PYTHONPATH", "VIRTUAL_ENV")
+    return {name: value for name, value in os.environ.items() if name not in hidden}
+
+
 def run(*words: str | Path, folder: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
     """The command, in an environment that knows nothing of the checkout."""
-    hidden = ("PYTHONPATH", "VIRTUAL_ENV")
-    kept = {name: value for name, value in os.environ.items() if name not in hidden}
     done = subprocess.run(
-        [*map(str, words)], cwd=folder, env=kept, capture_output=True, text=True, timeout=1800, check=False
+        [*map(str, words)],
+        cwd=folder,
+        env=outside(),
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=False,
     )
     assert done.returncode == 0 or not check, f"{words}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
     return done
@@ -131,6 +145,7 @@ def test_the_source_archive_has_every_file_that_the_wheel_has(release: Path, whe
 def test_the_chart_is_linted_and_rendered_from_its_package(release: Path, tmp_path: Path) -> None:
     package = release / f"triptych-{__version__}.tgz"
     expand(tmp_path, package)
+    # Who installs from a registry has no checkout: `helm pull --untar` gives them the examples.
     assert {file.name for file in (tmp_path / "triptych" / "examples").iterdir()} == {
         file.name for file in EXAMPLES.iterdir()
     }
@@ -190,6 +205,42 @@ def works(programs: Path, lines: list[str], folder: Path) -> None:
         run(programs / program, *words, folder=folder)
 
 
+def a_cluster_answers_a_picture(programs: Path, folder: Path) -> None:
+    """`triptych serve` of what is installed there, asked by its own client, and ended by SIGINT."""
+    port = free_port()
+    words = [
+        programs / "triptych",
+        "serve",
+        "--encoders",
+        "1",
+        "--port",
+        str(port),
+        "--grpc-port",
+        str(free_port()),
+    ]
+    with (folder / "serve.log").open("w") as log:
+        serving = subprocess.Popen(words, cwd=folder, env=outside(), stdout=log, stderr=subprocess.STDOUT)
+    try:
+        wait_for("the cluster of the wheels", lambda: answers(f"http://127.0.0.1:{port}/ready"), PATIENCE)
+        image = next(
+            folder.glob("environment/lib/python*/site-packages/triptych/demo/examples/two_shapes.png")
+        )
+        question = ["ask", "What is in the image?", "--url", f"http://127.0.0.1:{port}", "--image", image]
+        answer = run(programs / "triptych", *question, folder=folder).stdout
+        assert "A red circle at the top left and a blue square at the bottom right." in answer
+        serving.send_signal(signal.SIGINT)
+        assert serving.wait(timeout=60) == 0
+    finally:
+        serving.kill()
+
+
+def answers(url: str) -> bool:
+    """Whether the page is answered with 200."""
+    with contextlib.suppress(OSError), urlopen(url, timeout=5) as reply:
+        return bool(reply.status == 200)
+    return False
+
+
 @pytest.mark.parametrize("extra", [pytest.param(extra, id=extra or "bench") for extra in BENCH_WORKS])
 def test_bench_and_plan_work_with_triptych_bench(
     wheels: tuple[Path, Path], tmp_path: Path, extra: str
@@ -209,6 +260,8 @@ def test_the_wheel_works_in_a_new_environment(wheel: Path, tmp_path: Path, extra
         run(*pip, *shlex.split(words), torch, folder=tmp_path)
     run(*pip, *CONSTRAINTS, f"{wheel}[{extras}]" if extras else wheel, folder=tmp_path)
     works(programs, WORKS[extras], tmp_path)
+    if "worker" in extras:
+        a_cluster_answers_a_picture(programs, tmp_path)
     where = "import triptych; print(triptych.__file__)"
     assert run(programs / "python", "-c", where, folder=tmp_path).stdout.startswith(str(tmp_path))
     if not extras:
