@@ -89,7 +89,9 @@ def run(*words: str | Path, folder: Path, check: bool = True) -> subprocess.Comp
 
 @pytest.fixture(scope="module")
 def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with everything that a release is made of."""
+    """The folder with everything that a release is made of: that of TRIPTYCH_DIST, else built here."""
+    if built := os.environ.get("TRIPTYCH_DIST"):
+        return Path(built).resolve()
     target = tmp_path_factory.mktemp("dist")
     run(sys.executable, ROOT / "deploy" / "distributions.py", target, folder=target)
     return target
