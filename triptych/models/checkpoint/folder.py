@@ -62,11 +62,25 @@ def check_folder(path: Path, *, weights: bool = True, texts: bool = True) -> Non
 
     `weights`: whether this process loads any; `texts`: whether it makes tokens.
     """
-    check_architecture(path, read_config(path))
+    config = read_config(path)
+    check_architecture(path, config)
+    if "vision_config" in config and not any((path / name).is_file() for name in SETTINGS_FILES):
+        raise no_image_processor(path)
     if weights:
         tensor_files(path)
     if texts:
         check_vocabulary(path)
+
+
+#: The files that the settings of a processor of pictures may be in.
+SETTINGS_FILES = ("processor_config.json", "preprocessor_config.json")
+
+
+def no_image_processor(path: Path) -> ConfigError:
+    """Says which file of the folder is missing."""
+    return ConfigError(
+        f"MODEL={path} has no image processor: give MODEL=/folder with preprocessor_config.json"
+    )
 
 
 #: The files that a tokenizer's vocabulary may be in.

@@ -366,6 +366,11 @@ def test_a_folder_is_checked_by_its_names_and_headers(tmp_path: Path) -> None:
     (path / "tokenizer.json").unlink()
     with pytest.raises(ConfigError, match=r"put its tokenizer\.json into the folder"):
         check_folder(path)
+    check_folder(path, texts=False)
+    (path / "preprocessor_config.json").unlink()
+    with pytest.raises(ConfigError, match=r"no image processor: give MODEL=/folder with preprocessor_config"):
+        check_folder(path, texts=False)
+    (path / "processor_config.json").write_text("{}")
     file.rename(path / "pytorch_model.bin")
     with pytest.raises(ConfigError, match="pickles are never loaded"):
         check_folder(path)
