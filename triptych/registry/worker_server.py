@@ -14,7 +14,6 @@ from grpc import aio
 from prometheus_client import CollectorRegistry
 
 from triptych.base.config import WorkerConfig, check_advertise, check_worker_encryption, is_loopback
-from triptych.base.cpu.threads import share_interpreter
 from triptych.base.engine_beat import BusyClock
 from triptych.base.errors import ConfigError
 from triptych.base.machine.gpu_load import gpu_reader
@@ -46,7 +45,6 @@ class WorkerProcess:
 async def worker_process(config: WorkerConfig) -> AsyncIterator[WorkerProcess]:
     """A worker's process; ConfigError for what cannot work as configured."""
     check_worker(config)
-    share_interpreter()
     stop = stop_signal()
     with status_server(config.host, config.metrics_port, ServiceStatus()) as page:
         store = await connect_configured(config.store)

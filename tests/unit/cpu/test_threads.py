@@ -13,7 +13,7 @@ import torch
 
 from triptych.apps.launch import serve
 from triptych.apps.launch.plan.cores import share_cores
-from triptych.base.config import PDConfig, ServeConfig, WorkerRange
+from triptych.base.config import ServeConfig, WorkerRange
 from triptych.base.cpu.core_page import CorePage
 from triptych.base.cpu.threads import (
     decoder_threads,
@@ -27,7 +27,6 @@ from triptych.base.cpu.threads import (
     use_threads,
 )
 from triptych.base.machine import resources as machine
-from triptych.registry import worker_server
 
 ROOT = Path(serve.__file__).resolve().parents[3]
 #: Who may ask for cores by their numbers, or hand them on.
@@ -204,21 +203,3 @@ def test_torchs_memory_is_configured_and_a_users_setting_counts(monkeypatch, giv
     monkeypatch.setattr(os, "environ", dict(given))
     library_environment()
     assert os.environ.get("PYTORCH_ALLOC_CONF") == expected
-
-
-class NoStore:
-    async def close(self) -> None:
-        pass
-
-
-async def test_a_workers_threads_hand_the_interpreter_on_within_a_step_of_a_small_model(monkeypatch):
-    async def connect(url: str) -> NoStore:
-        return NoStore()
-
-    monkeypatch.setattr(worker_server, "connect_configured", connect)
-    own = sys.getswitchinterval()
-    try:
-        async with worker_server.worker_process(PDConfig()):
-            assert sys.getswitchinterval() < 0.001
-    finally:
-        sys.setswitchinterval(own)

@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import socket
-import sys
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
@@ -107,8 +106,6 @@ def claim_core() -> OwnCore | None:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Seconds for which a thread may keep the interpreter's lock while others wait for it.
-SWITCH_SECONDS = 0.0005
 #: Decoders narrower than this lose more in the barriers between threads than they win by them, in steps of
 #: fewer rows than that (docs/performance.md).
 _WIDE, _MANY_ROWS = 1024, 64
@@ -133,15 +130,6 @@ def library_environment() -> None:
         ("TORCHINDUCTOR_COMPILE_THREADS", min(32, usable_cpus())),
     ):
         set_variable(name, str(count))
-
-
-def share_interpreter() -> None:
-    """This process's threads hand the interpreter's lock on sooner than by Python's own interval.
-
-    Each operator of torch gives the lock up and asks for it again. A thread that prepares input or answers
-    calls would keep it for 5 ms each time, as long as a step of a small model takes.
-    """
-    sys.setswitchinterval(SWITCH_SECONDS)
 
 
 def tower_threads(threads: int, cpus: str) -> int:
