@@ -1,0 +1,48 @@
+"""Structured output asked for with other people's libraries: an object of the demo at the first try."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.processes.cluster import PATIENCE, Cluster, running_cluster
+from triptych.demo import examples
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+_CALLS = Path(__file__).parents[1] / "support" / "structured_calls.py"
+#: By `make structured-clients`; langchain-openai stands beside the product.
+_TOOLS = Path(__file__).parents[2] / ".tools"
+#: Ways of asking, by library.
+WAYS = {
+    "langchain-openai": {"json_schema", "function_calling"},
+    "pydantic-ai": {"ToolOutput", "NativeOutput"},
+    "instructor": {"TOOLS", "JSON_SCHEMA"},
+    "openai-agents": {"OpenAIChatCompletionsModel", "OpenAIResponsesModel"},
+    "anthropic": {"any", "tool"},
+}
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(None, tmp_path_factory.mktemp("run")) as started:
+        yield started
+
+
+@pytest.mark.parametrize("library", WAYS)
+def test_a_library_gets_a_true_object_however_it_asks(demo: Cluster, library: str) -> None:
+    own = _TOOLS / library / "venv" / "bin" / "python"
+    python = sys.executable if library == "langchain-openai" else str(own)
+    asked = subprocess.run(
+        [python, str(_CALLS), library, demo.url, str(examples.EXAMPLE_IMAGE)],
+        text=True, capture_output=True, timeout=PATIENCE,
+    )  # fmt: skip
+    assert asked.returncode == 0, asked.stderr[-2000:]
+    said: dict[str, Any] = json.loads(asked.stdout)
+    assert said.keys() == WAYS[library]
+    assert all(seen["count"] == 2 for seen in said.values()), said
