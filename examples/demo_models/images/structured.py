@@ -210,8 +210,8 @@ def _field(
 ) -> Field:
     """A field that holds what `holds` says of the items found; "unknown": any name, of any type."""
     first = found[0] if found else None
-    names, unseen = (UNKNOWN, _UNSEEN) if holds == "unknown" else (NAMES[holds], 1)
-    name = _name(rng, names, split, unseen, TRAINED_NAMES[holds])
+    known, unseen = (UNKNOWN, _UNSEEN) if holds == "unknown" else (NAMES[holds], 1)
+    name = _name(rng, known, split, unseen, TRAINED_NAMES[holds])
     if holds == "unknown":
         holds = rng.choice(("text", "text", "count", "exists"))
     text: dict[str, Any] = {"type": "string"}
