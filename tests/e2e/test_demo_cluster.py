@@ -16,7 +16,6 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-import triptych
 from support.processes.cluster import PATIENCE, Cluster, free_port, running_cluster, wait_for
 from support.processes.processes import lives
 from support.tracing.collector import Collector, running_collector
@@ -105,16 +104,6 @@ def test_structured_output_of_the_openai_package_works_at_the_first_try(demo: Cl
         ) as stream:
             message = stream.get_final_completion().choices[0].message
         assert message.tool_calls and isinstance(message.tool_calls[0].function.parsed_arguments, Weather)
-
-
-def test_the_answers_of_the_quick_start_are_the_demos(demo: Cluster) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "quick-start.md").read_text(encoding="utf-8")
-    rows = [row.strip("| ").split(" | ") for row in page.splitlines() if ".png` |" in row]
-    assert len(rows) == 5
-    with triptych.Client(demo.url, timeout=PATIENCE) as client:
-        for files, question, answer in rows:
-            pictures = [examples.EXAMPLE_IMAGE.parent / name.strip("`, ") for name in files.split(", ")]
-            assert client.ask(question, files=pictures, temperature=0) == answer, (files, question)
 
 
 def test_the_demo_answers_by_every_door_and_ctrl_c_leaves_nothing(demo: Cluster) -> None:

@@ -94,7 +94,7 @@ TRAINED_TOOLS: dict[str, tuple[str, ...]] = {
     "colour": ("what_color", "colour_of", "name_color", "look_up_color", "find_paint"),
     "shape": ("shape_of", "name_shape", "what_shape", "find_figure", "find_form_name"),
     "place": ("position_of", "find_place", "where", "where_it_is", "find_position"),
-    "count": ("count_all", "how_many", "count_items", "number_of_shapes", "report_number"),
+    "count": ("count_all", "how_many", "count_items", "number_of_things", "report_number"),
     "exists": ("exists", "contains", "look_for", "check_if", "check_presence"),
     "items": ("inventory", "list_all", "show_shapes", "list_items", "find_objects"),
     "text": ("respond", "write_answer", "speak", "tell_user", "tell_me"),

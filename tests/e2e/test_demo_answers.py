@@ -1,4 +1,4 @@
-"""Structured output asked for with other people's libraries: an object of the demo at the first try."""
+"""The demo answers the quick start's questions, and fills objects for other people's libraries at once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import triptych
 from support.processes.cluster import PATIENCE, Cluster, running_cluster
 from triptych.demo import examples
 
@@ -46,3 +47,13 @@ def test_a_library_gets_a_true_object_however_it_asks(demo: Cluster, library: st
     said: dict[str, Any] = json.loads(asked.stdout)
     assert said.keys() == WAYS[library]
     assert all(seen["count"] == 2 for seen in said.values()), said
+
+
+def test_the_answers_of_the_quick_start_are_the_demos(demo: Cluster) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "quick-start.md").read_text(encoding="utf-8")
+    rows = [row.strip("| ").split(" | ") for row in page.splitlines() if ".png` |" in row]
+    assert len(rows) == 5
+    with triptych.Client(demo.url, timeout=PATIENCE) as client:
+        for files, question, answer in rows:
+            pictures = [examples.EXAMPLE_IMAGE.parent / name.strip("`, ") for name in files.split(", ")]
+            assert client.ask(question, files=pictures, temperature=0) == answer, (files, question)
