@@ -187,7 +187,7 @@ class ClusterView:
                 EncoderState(
                     **self._worker_row(worker, state, reason),
                     jobs=unknown + known,
-                    work_seconds=round(jobs.model.total(unknown, known, patches, worker.info.kind), 4),
+                    work_seconds=round(jobs.model.total(unknown, known, patches, worker.info.cost_kind), 4),
                     done=done,
                     encode_ms=encode_ms,
                 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -60,9 +60,13 @@ class Proxy:
     """A runner with one encoder, and what its requests are told."""
 
     def __init__(self) -> None:
-        info = SimpleNamespace(address="e:1", namespaces=("n",), capacity={}, kind="k")
+        info = SimpleNamespace(address="e:1", namespaces=("n",), capacity={}, cost_kind="k")
         pool: Any = SimpleNamespace(
-            unbound=0, proxies=1, reads_direct=False, reaching=lambda _: [SimpleNamespace(info=info)]
+            unbound=Counter(),
+            encoded_by=lambda _, model: model,
+            proxies=1,
+            reads_direct=False,
+            reaching=lambda _: [SimpleNamespace(info=info)],
         )
         self.told: defaultdict[str, list[JobEvent]] = defaultdict(list)
         self.streams: list[Stream] = []
@@ -142,6 +146,14 @@ async def test_a_request_that_comes_after_the_plan_or_the_end_is_told_at_once(p:
     await until(lambda: p.told["later"], "the end")
     assert p.told["later"] == p.stored
     assert len(p.streams) == 1
+
+
+async def test_the_autoscaler_is_told_of_each_new_item_once(p: Proxy) -> None:
+    told = list[str]()
+    p.runner.on_arrival = lambda: told.append(KEY)
+    p.want()
+    p.want("s")
+    assert told == [KEY]
 
 
 @pytest.mark.parametrize("stored", [False, True])
