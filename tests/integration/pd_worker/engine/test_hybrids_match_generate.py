@@ -74,12 +74,30 @@ def test_pictures_in_chunks_and_batches_are_answered_as_by_generate(served: Serv
 
 
 def test_an_equal_prompt_with_pictures_goes_on_from_a_snapshot(served: Served) -> None:
-    length = len(prompts_of(served.recipe.name)[1].token_ids)
+    behind = len(prompts_of(served.recipe.name)[1].token_ids) - 4
     with engine_cell(served, block_size=4) as cell:
         for _ in range(2):
             assert_exact(cell, served, [1])
-        assert cell.metric("vllm:prefix_cache_hits_total") == (length - 1) // 4 * 4
+        assert cell.metric("vllm:prefix_cache_hits_total") == behind // 4 * 4
         assert cell.metric("triptych_pd_state_snapshots") == 1
+        cell.assert_at_rest()
+
+
+@pytest.mark.parametrize("words", [4, 40], ids=["short", "long"])
+def test_the_second_question_about_pictures_goes_on_behind_the_last_one(served: Served, words: int) -> None:
+    recipe, first = served.recipe, prompts_of(served.recipe.name)[1]
+    behind = len(first.token_ids) - 4
+    questions = [
+        Prompt([*first.token_ids[:behind], *range(20 + 60 * at, 20 + 60 * at + words)], first.items)
+        for at in range(2)
+    ]
+    with engine_cell(served, block_size=4) as cell:
+        for question in questions:
+            expected = generate(recipe, model_of(recipe.name), question, TOKENS).token_ids
+            (got,) = cell.finish([served.request(cell, question, TOKENS)])
+            assert got[: len(expected)] == expected
+        # A snapshot ends with a block: what the picture has of the next one is computed again.
+        assert cell.metric("vllm:prefix_cache_hits_total") == behind // 4 * 4
         cell.assert_at_rest()
 
 
