@@ -119,9 +119,8 @@ class RequestLog:
         self._sent_texts = 0
         self._sent_admitted = False
         self._unsent_items: dict[str, None] = {}
-        #: Of a request that is offered to a decode worker.
-        self._offer: pd_pb2.RequestEvent | None = None
-        self._sent_offer = False
+        #: A decode worker may take the request over: the next tokens say so.
+        self.offered = self._sent_offer = False
 
     @property
     def log_extra(self) -> dict[str, object]:
@@ -168,18 +167,10 @@ class RequestLog:
                 if (trace := self._end_trace()) is not None:
                     trace.finished(event.finished)
 
-    def offer(self) -> None:
-        """Offers the request to a decode worker, once, from its first token on."""
-        if self._offer is None:
-            self._offer = pd_pb2.RequestEvent(
-                request_id=self.request_id, attempt=self.attempt, hand_over=pd_pb2.HandOver()
-            )
-
     @property
     def _offers(self) -> bool:
-        """Whether an offer is to be sent now."""
-        unsent = self._offer is not None and not self._sent_offer
-        return unsent and bool(self._token_ids) and self.finished is None
+        """Whether the next tokens are to say that the request is offered."""
+        return self.offered and not self._sent_offer and self.finished is None
 
     def removed(self) -> None:
         """The log is dropped: ends the trace of an attempt that has not finished."""
@@ -235,9 +226,6 @@ class RequestLog:
         self._unsent_items.clear()
         if self._sent_texts < len(self._texts):
             events.append(self._event(tokens=self._drain_tokens()))
-        if self._offer is not None and self._offers:
-            self._sent_offer = True
-            events.append(self._offer)
         if not self.has_unsent:
             events.extend(self.drain_end(now))
         return events
@@ -248,9 +236,9 @@ class RequestLog:
         Not those of a request with log-probabilities. UnicodeEncodeError for a text that is no Unicode.
         """
         first, last = self._sent_texts, len(self._texts)
-        if self.finished is not None or self._unsent_items or self._logprobs or not self._sent_admitted:
+        if self.finished is not None or self._unsent_items or self._logprobs:
             return None
-        if self._offers:
+        if self._offers or not self._sent_admitted:
             return None
         if first == last or last - first > _MAX_TEXTS:
             return None
@@ -298,11 +286,14 @@ class RequestLog:
         position = self._starts[first]
         end = self._starts[last] if last < len(self._texts) else self.position
         ids = slice(position - self._first, end - self._first)
+        offered = self._offers
+        self._sent_offer |= offered
         return pd_pb2.Tokens(
             position=position,
             token_ids=self._token_ids[ids],
             text="".join(self._texts[first:last]),
             logprobs=self._logprobs[ids],
+            offered=offered,
         )
 
     def _set_item(self, mm_hash: str, event: pd_pb2.RequestEvent) -> None:

@@ -225,7 +225,7 @@ class Lifecycle:
                 return self._finished(event.finished) if served(event) else self._given_up(event.finished)
             case "lost":
                 return self._worker_lost()
-            case "hand_over" if self.phase is Phase.RUN:
+            case "tokens" if event.tokens.offered and self.phase is Phase.RUN:
                 return self._successor.offered()
         return ()
 
