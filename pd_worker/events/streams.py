@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 
 from triptych.base.errors import InternalError
 from triptych.pd_worker.core.request_events import EngineEvent
-from triptych.pd_worker.events.request_log import AttemptTrace, RequestLog, TokenTexts
+from triptych.pd_worker.events.attempt_trace import AttemptTrace
+from triptych.pd_worker.events.request_log import RequestLog
 from triptych.pd_worker.events.stream_message import StreamMessage
+from triptych.pd_worker.events.token_texts import TokenTexts
 from triptych.protos import pd_pb2
 
 logger = logging.getLogger(__name__)

@@ -26,5 +26,5 @@ def test_every_class_with_a_plan_is_a_carrier_or_named_as_beside_the_way() -> No
 
 
 def test_the_calls_for_a_planned_item_are_those_of_the_list() -> None:
-    assert len(vocabulary.calls()) <= 17
+    assert len(vocabulary.calls()) <= 16
     assert vocabulary.calls().count("Dispatcher") == 1
