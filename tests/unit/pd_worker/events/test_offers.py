@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
 from triptych.base.delta import Delta
 from triptych.base.types import FinishReason
 from triptych.pd_worker.events.streams import EventStream, EventStreams
-from triptych.protos import pd_pb2
+from triptych.protos import common_pb2, pd_pb2
 from triptych.protos.pd_pb2 import Admitted, Finished, RequestEvent
 
 NAMES = {"request_id": "r", "attempt": 1, "proxy_id": "p"}
@@ -79,3 +81,26 @@ async def test_an_offer_before_the_first_token_goes_with_it() -> None:
     streams.offer("p", "r", 1)
     streams.deliver([token(0)])
     assert await kinds(stream) == ["offer"]
+
+
+async def test_to_an_earlier_proxy_an_offer_is_tokens_like_any_other() -> None:
+    streams, stream = opened()
+    streams.deliver([token(0)])
+    [offer] = (await stream.next() or pd_pb2.StepEvents()).events
+    earlier = _earlier_event().FromString(offer.SerializeToString())
+    assert earlier.WhichOneof("body") == "tokens"
+    assert (list(earlier.tokens.token_ids), earlier.tokens.text) == ([0], "x")
+
+
+def _earlier_event() -> type[RequestEvent]:
+    """RequestEvent as 0.2.0 has it, whose tokens know no offer."""
+    files = [descriptor_pb2.FileDescriptorProto() for _ in range(2)]
+    common_pb2.DESCRIPTOR.CopyToProto(files[0])
+    pd_pb2.DESCRIPTOR.CopyToProto(files[1])
+    (tokens,) = (each for each in files[1].message_type if each.name == "Tokens")
+    (offered,) = (each for each in tokens.field if each.name == "offered")
+    tokens.field.remove(offered)
+    pool = descriptor_pool.DescriptorPool()
+    for file in files:
+        pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("triptych.v1.RequestEvent"))

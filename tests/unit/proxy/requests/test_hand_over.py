@@ -194,6 +194,7 @@ def test_an_offer_comes_once_and_only_of_what_is_at_work() -> None:
     waiting = Lifecycle()
     waiting.deliver(events.Fetched({}, 0.0))
     assert not waiting.deliver(OFFER)
+    assert not at_worker().deliver(WorkerEvent(attempt=1, tokens=Tokens())), "tokens alone offer nothing"
 
 
 def test_each_further_try_may_be_twice_as_far_behind() -> None:
