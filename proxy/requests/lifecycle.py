@@ -323,7 +323,9 @@ class Lifecycle:
         if error.param is not None and error.param.startswith(OPTIONS):
             return self._fail(error)
         param = item.param
-        message = f"{param}: {_without_param(error)}" if param else error.message
+        message = error.message
+        if param:  # in place of the worker's own name for the item
+            message = f"{param}: {message.removeprefix(f'{error.param}: ') if error.param else message}"
         return self._fail(type(error)(message, param=param, retry_after=error.retry_after))
 
     def _accepted(self) -> list[Instruction]:
@@ -436,8 +438,3 @@ class Lifecycle:
         submitted = self.phase in (Phase.SUBMIT, Phase.RUN)
         self.phase = Phase.ENDED
         return [EndAttempt(cancel=submitted), Leave()] if submitted else [Leave()]
-
-
-def _without_param(error: RequestError) -> str:
-    """The message without the worker's own name for the item."""
-    return error.message.removeprefix(f"{error.param}: ") if error.param else error.message
