@@ -152,6 +152,16 @@ async def test_the_autoscaler_is_told_of_each_new_item_once(p: Proxy) -> None:
     assert told == [KEY]
 
 
+async def test_a_job_that_its_last_request_leaves_ends_its_stream(p: Proxy) -> None:
+    p.want()
+    p.want("s")
+    p.runner.leave("r")
+    await asyncio.sleep(0)
+    assert not p.streams[0].end.done()
+    p.runner.leave("s")
+    await until(p.streams[0].end.cancelled, "the end of the stream")
+
+
 @pytest.mark.parametrize("stored", [False, True])
 async def test_only_a_tower_that_ran_says_what_items_cost(p: Proxy, stored: bool) -> None:
     p.want()
