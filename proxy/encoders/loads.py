@@ -6,12 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from triptych.base.types import ItemPlan
 from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobState
-from triptych.proxy.events import WorkerEvent, served
-from triptych.proxy.ports import PDLoadReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +128,11 @@ class Items:
             self.known += weight
             self.patches += weight * patches
 
+    def include(self, other: Items) -> None:
+        self.unknown += other.unknown
+        self.known += other.known
+        self.patches += other.patches
+
     def scale(self, factor: float) -> None:
         self.unknown *= factor
         self.known *= factor
@@ -197,6 +199,8 @@ class ArrivedItems:
 
     def __init__(self) -> None:
         self._fast, self._slow = _Average(FAST_SECONDS), _Average(SLOW_SECONDS)
+        #: Items since the start.
+        self.total = 0
 
     def add(self, job: EncoderJob, now: float) -> None:
         """A new job, which is no re-encode."""
@@ -205,6 +209,7 @@ class ArrivedItems:
 
     def count(self, patches: int | None, now: float) -> None:
         """An item of this size, None where its size is not known yet."""
+        self.total += 1
         for average in (self._fast, self._slow):
             average.add(now, 1.0, patches)
 
@@ -218,6 +223,30 @@ class ArrivedItems:
     def rates(self, now: float) -> tuple[Items, Items]:
         """Items for each second, by the fast and by the slow average."""
         return self._fast.rate(now), self._slow.rate(now)
+
+
+class Arrivals:
+    """The items that arrive, of each model by itself."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, ArrivedItems] = {}
+
+    def of(self, model: str) -> ArrivedItems:
+        """Those of one model, which is served here."""
+        return self._models.setdefault(model, ArrivedItems())
+
+    def total(self, model: str = "") -> int:
+        """Items of a model, or of all, since the start."""
+        return sum(one.total for name, one in self._models.items() if model in ("", name))
+
+    def rates(self, now: float, model: str = "") -> tuple[Items, Items]:
+        """Items of a model, or of all, for each second: by the fast and by the slow average."""
+        fast, slow = Items(), Items()
+        for name, arrived in self._models.items():
+            if model in ("", name):
+                for total, rate in zip((fast, slow), arrived.rates(now), strict=True):
+                    total.include(rate)
+        return fast, slow
 
 
 def sooner_elsewhere(
@@ -376,71 +405,3 @@ class WorkModel:
         patches = sum(line.patches for line in known) / len(known)
         seconds = sum(line.at(patches) for line in known) / len(known)
         return CostLine(patches, seconds, sum(line.slope for line in known) / len(known))
-
-
-@dataclass(frozen=True, slots=True)
-class PDWork:
-    """What one proxy's requests ask of the PD workers now.
-
-    Of the requests `in_flight`, `unplaced` ones are at no worker. `kv_usage` is the number of whole KV caches
-    that they fill. `prompts` are those not prefilled yet; their sizes are tokens.
-    """
-
-    in_flight: int = 0
-    unplaced: int = 0
-    kv_usage: float = 0.0
-    prompts: Outstanding = field(default_factory=Outstanding)
-
-
-class HasPrompt(Protocol):
-    """A request's latest attempt, and its prompt once a PD worker has admitted it."""
-
-    attempt: int
-    #: It goes on where a prefill worker's was, which has computed the prompt.
-    took_over: bool
-    prompt_token_ids: tuple[int, ...] | None
-
-
-class PromptWork:
-    """Seconds of a prompt by its tokens, for each kind of worker as they report, and the prompts that arrive.
-
-    What a prefix cache gives takes no time: a prompt is expected to find as much there as others have.
-    """
-
-    def __init__(self) -> None:
-        self.model = WorkModel()
-        self.arrived = ArrivedItems()
-
-    def observe(self, request: HasPrompt, event: WorkerEvent, kind: str, now: float) -> None:
-        """An event of a request at a worker of this kind, before the request has it."""
-        if event.attempt != request.attempt:
-            return
-        if served(event) and not request.took_over:
-            self.model.learn(event.finished.prompt_tokens, event.finished.work_seconds, kind)
-        elif event.HasField("admitted") and request.prompt_token_ids is None:
-            self.arrived.count(len(event.admitted.prompt_token_ids), now)
-
-
-def outstanding_prompts(prompts: Iterable[tuple[int | None, str]]) -> Outstanding:
-    """The prompts not prefilled yet: of each its tokens (None: unknown) and its worker ("": none).
-
-    A prompt waits if it has no worker or another prompt is before it there.
-    """
-    busy = {""}
-
-    def waits(address: str) -> bool:
-        is_busy = address in busy
-        busy.add(address)
-        return is_busy
-
-    return Outstanding.of((tokens, waits(address)) for tokens, address in prompts)
-
-
-def kv_share(in_flight: int, report: PDLoadReport | None) -> float:
-    """The fraction of a worker's KV cache that `in_flight` of its requests use, an equal share for each.
-
-    0 for a worker with a single request: no further worker would share it.
-    """
-    if report is None or (requests := max(report.running + report.waiting, in_flight)) <= 1:
-        return 0.0
-    return report.kv_usage * in_flight / requests

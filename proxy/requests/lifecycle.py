@@ -128,7 +128,12 @@ class Lifecycle:
         """Of its prompt; until a PD worker has told them those of its items, or None where it has none."""
         if self.prompt_token_ids is not None:
             return len(self.prompt_token_ids)
-        return sum(item.plan.length for item in self.items.values() if item.plan is not None) or None
+        return self.media_tokens or None
+
+    @property
+    def media_tokens(self) -> int:
+        """Placeholder tokens of the distinct items whose plans are known."""
+        return sum(item.plan.length for item in self.items.values() if item.plan is not None)
 
     @property
     def resume(self) -> Resume | None:

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from kubernetes_validate.utils import schema_contents  # type: ignore[import-untyped]
 from referencing import Registry, Resource
 
-from support.kubernetes.chart import CASES, CHART, Manifest, case, notes, render, render_upgrade
+from support.kubernetes.chart import CASES, CHART, Manifest, case, render, render_upgrade
 from support.kubernetes.combinations import GIVEN, VLLM, merged, rows
 from support.kubernetes.commands import check_command, services
 from support.kubernetes.faults import faults, store_users
 from support.kubernetes.manifests import (
     SecretKey,
     called,
+    component,
     containers,
     main_container,
     of_kind,
@@ -156,25 +156,6 @@ def test_a_long_name_stays_within_kubernetes_limits() -> None:
         assert len(manifest["metadata"]["name"]) <= 63
 
 
-def test_the_chart_has_the_version_of_the_code() -> None:
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert chart["appVersion"] == __version__
-
-
-def test_the_notes_name_the_service_and_say_what_is_open() -> None:
-    text = notes(name="blue", namespace="models")
-    assert "kubectl --namespace models port-forward service/blue-proxy 8000:8000" in text
-    assert "get secret blue-api-keys" in text
-    assert "WARNING: tls.enabled is false" not in text
-    assert "WARNING: tls.enabled is false" in notes({"tls": {"enabled": False}})
-    assert "triptych-proxy:0.2.0, which is not there" in text and "set image.registry" in text
-    assert "which is not there" not in notes({"image": {"registry": "registry.example"}})
-    open_door = notes({"apiKeys": {"enabled": False}, "networkPolicy": {"enabled": False}})
-    assert "WARNING: apiKeys.enabled is false" in open_door
-    assert "WARNING: networkPolicy.enabled is false" in open_door
-    assert "WARNING" not in notes(EVERYTHING)
-
-
 def test_a_secret_that_is_not_given_is_random_and_long() -> None:
     first, second = (
         {one["metadata"]["name"]: one["stringData"] for one in render() if one["kind"] == "Secret"}
@@ -250,6 +231,9 @@ def test_the_flags_that_args_may_not_repeat_are_those_that_the_chart_sets() -> N
     (listed,) = re.findall(r'splitList " " "(--[^"]+)"', (CHART / "templates/_checks.tpl").read_text())
     containers = [main_container(one) for at in range(len(ROWS)) for one in workloads(combination(at))]
     words = {word for one in containers if one["command"] == ["triptych"] for word in one["args"]}
+    # Pools of several models, which no combination scales.
+    proxy = next(one for one in workloads(case("several-models")) if component(one) == "proxy")
+    words.update(main_container(proxy)["args"])
     # Encoders beside vLLM have --dtype from their own args; a worker's drain may be shorter.
     assert {one for one in words if one.startswith("--")} - {"--drain-timeout", "--dtype"} == set(
         listed.split()
