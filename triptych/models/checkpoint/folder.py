@@ -62,10 +62,7 @@ def check_folder(path: Path, *, weights: bool = True, texts: bool = True) -> Non
 
     `weights`: whether this process loads any; `texts`: whether it makes tokens.
     """
-    config = read_config(path)
-    check_architecture(path, config)
-    if "vision_config" in config and not any((path / name).is_file() for name in SETTINGS_FILES):
-        raise no_image_processor(path)
+    check_architecture(path, read_config(path))
     if weights:
         tensor_files(path)
     if texts:
@@ -74,6 +71,12 @@ def check_folder(path: Path, *, weights: bool = True, texts: bool = True) -> Non
 
 #: The files that the settings of a processor of pictures may be in.
 SETTINGS_FILES = ("processor_config.json", "preprocessor_config.json")
+
+
+def check_image_processor(path: Path) -> None:
+    """ConfigError where config.json has a part for pictures, and the folder nothing that prepares them."""
+    if "vision_config" in read_config(path) and not any((path / name).is_file() for name in SETTINGS_FILES):
+        raise no_image_processor(path)
 
 
 def no_image_processor(path: Path) -> ConfigError:
