@@ -41,8 +41,9 @@ from triptych.proxy.quotas.quota import Hold
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
 from triptych.proxy.requests import instructions as do
 from triptych.proxy.requests.item_supply import EncoderShortage, ItemSupply, StoreView, StoreWait
+from triptych.proxy.requests.output_queue import ReplyMemory
 from triptych.proxy.requests.recorder import Recorder
-from triptych.proxy.requests.request import Choices, InFlightRequest, ReplyMemory, draw_request_id
+from triptych.proxy.requests.request import Choices, InFlightRequest, draw_request_id
 from triptych.proxy.splitter import VideoSegments
 from triptych.proxy.turns.loop_turns import LoopTurns
 from triptych.proxy.turns.recent_holders import RecentHolders

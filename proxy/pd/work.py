@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from triptych.base.scaling import ScalingRules, ScalingTarget
-from triptych.proxy.encoders.loads import Arrivals, Outstanding, WorkModel
+from triptych.proxy.encoders.arrivals import Arrivals, Outstanding
+from triptych.proxy.encoders.work_model import WorkModel
 from triptych.proxy.events import WorkerEvent, served
 from triptych.proxy.ports import Link, PDLoadReport
 from triptych.proxy.requests.request import InFlightRequest

@@ -230,7 +230,7 @@ class Lifecycle:
                 return self._finished(event.finished) if served(event) else self._given_up(event.finished)
             case "lost":
                 return self._worker_lost()
-            case "hand_over" if self.phase is Phase.RUN:
+            case "tokens" if event.tokens.offered and self.phase is Phase.RUN:
                 return self._successor.offered()
         return ()
 
@@ -328,7 +328,9 @@ class Lifecycle:
         if error.param is not None and error.param.startswith(OPTIONS):
             return self._fail(error)
         param = item.param
-        message = f"{param}: {_without_param(error)}" if param else error.message
+        message = error.message
+        if param:  # in place of the worker's own name for the item
+            message = f"{param}: {message.removeprefix(f'{error.param}: ') if error.param else message}"
         return self._fail(type(error)(message, param=param, retry_after=error.retry_after))
 
     def _accepted(self) -> list[Instruction]:
@@ -441,8 +443,3 @@ class Lifecycle:
         submitted = self.phase in (Phase.SUBMIT, Phase.RUN)
         self.phase = Phase.ENDED
         return [EndAttempt(cancel=submitted), Leave()] if submitted else [Leave()]
-
-
-def _without_param(error: RequestError) -> str:
-    """The message without the worker's own name for the item."""
-    return error.message.removeprefix(f"{error.param}: ") if error.param else error.message

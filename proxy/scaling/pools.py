@@ -10,15 +10,8 @@ from triptych.base.config.proxy import ScalingConfig
 from triptych.base.scaling import PoolDemand, ScaledTarget, WorkerGroup
 from triptych.base.types import WorkerInfo
 from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.encoders.loads import (
-    FAST_SECONDS,
-    MIN_WORK,
-    SLOW_SECONDS,
-    Arrivals,
-    Items,
-    Outstanding,
-    WorkModel,
-)
+from triptych.proxy.encoders.arrivals import FAST_SECONDS, SLOW_SECONDS, Arrivals, Items, Outstanding
+from triptych.proxy.encoders.work_model import MIN_WORK, WorkModel
 from triptych.proxy.pd.choice import DEFAULT_SEQS
 from triptych.proxy.pd.work import PDWork, PromptWork
 from triptych.proxy.workers import KnownWorkers

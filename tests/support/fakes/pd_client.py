@@ -122,7 +122,7 @@ class PDClient:
     def _take(self, event: pd_pb2.RequestEvent) -> None:
         answer = self.answers[event.request_id]
         kind = event.WhichOneof("body")
-        answer.bodies.append(kind or "")
+        answer.bodies.append("offer" if event.tokens.offered else kind or "")
         match kind:
             case "admitted":
                 answer.admitted = event.admitted

@@ -7,12 +7,10 @@ from support.data.job_events import job_planned, job_ready
 from support.data.pd_events import pd_admitted, pd_finished
 from triptych.base.scaling import PoolDemand, ScalingRules, WorkerGroup
 from triptych.base.types import ItemPlan
+from triptych.proxy.encoders.arrivals import Arrivals
 from triptych.proxy.encoders.job import EncoderSlot, JobState
 from triptych.proxy.encoders.job_table import EncoderJobTable
-from triptych.proxy.encoders.loads import (
-    Arrivals,
-    WorkModel,
-)
+from triptych.proxy.encoders.work_model import WorkModel
 from triptych.proxy.events import (
     Fetched,
     LookedUp,
