@@ -168,11 +168,11 @@ class RequestLog:
                 if (trace := self._end_trace()) is not None:
                     trace.finished(event.finished)
 
-    def offer(self) -> None:
+    def offer(self, kv: pd_pb2.KVHandOff | None = None) -> None:
         """Offers the request to a decode worker, once, from its first token on."""
         if self._offer is None:
             self._offer = pd_pb2.RequestEvent(
-                request_id=self.request_id, attempt=self.attempt, hand_over=pd_pb2.HandOver()
+                request_id=self.request_id, attempt=self.attempt, hand_over=pd_pb2.HandOver(kv=kv)
             )
 
     @property

@@ -233,13 +233,14 @@ class EventStreams:
             if proxy.stream is not None:
                 proxy.stream.add(log)
 
-    def offer(self, proxy_id: str, request_id: str, attempt: int) -> None:
-        """A decode worker may take the request over, if it has a token. See `call_offer`."""
+    def offer(self, proxy_id: str, request_id: str, attempt: int, kv: pd_pb2.KVHandOff | None = None) -> None:
+        """A decode worker may take the request over, if it has a token: with the `kv` that is kept for it,
+        else with what it finds by content. See `call_offer`."""
         proxy = self._proxies.get(proxy_id)
         log = proxy.requests.get(request_id) if proxy else None
         if proxy is None or log is None or log.attempt != attempt:
             return
-        log.offer()
+        log.offer(kv)
         if proxy.stream is not None:
             proxy.stream.add(log)
 

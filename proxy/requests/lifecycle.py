@@ -226,7 +226,8 @@ class Lifecycle:
             case "lost":
                 return self._worker_lost()
             case "hand_over" if self.phase is Phase.RUN:
-                return self._successor.offered()
+                offer = event.hand_over
+                return self._successor.offered(offer.kv if offer.HasField("kv") else None)
         return ()
 
     def _hand_over(self, event: SuccessorSent | SuccessorBegun) -> Sequence[Instruction]:
