@@ -116,7 +116,7 @@ class VLLMWorker(PDWorker):
             transfer = KVTransfer(
                 connection.client,
                 self._offer if config.role == PREFILL else None,
-                lambda result: metrics.kv_transfers.labels(result).inc(),
+                lambda result: metrics.kv_transfers.labels(model.name, result).inc(),
                 lambda: connection.health.kv_usage,
             )
         self.engine = VLLMEngine(

@@ -21,6 +21,7 @@ class Answer:
     text: str = ""
     admitted: pd_pb2.Admitted | None = None
     finished: pd_pb2.Finished | None = None
+    hand_over: pd_pb2.HandOver | None = None
     lost: bool = False
     loaded: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -67,6 +68,7 @@ class PDClient:
         attempt: int = 1,
         timeout: float = PATIENCE,
         resume: pd_pb2.Resume | None = None,
+        may_hand_over: bool = False,
         **sampling: Any,
     ) -> pd_pb2.SubmitRequest:
         messages = [{"role": "user", "content": text if isinstance(text, str) else list(text)}]
@@ -80,6 +82,7 @@ class PDClient:
             items=items,
             sampling=common_pb2.SamplingParams(**sampling),
             resume=resume,
+            may_hand_over=may_hand_over,
         )
 
     async def until(self, request_id: str, tokens: int | None = None) -> Answer:
@@ -135,6 +138,8 @@ class PDClient:
                 answer.loaded.append(event.item_loaded.mm_hash)
             case "item_missing":
                 answer.missing.append(event.item_missing.mm_hash)
+            case "hand_over":
+                answer.hand_over = event.hand_over
             case "finished":
                 answer.finished = event.finished
             case "lost":
