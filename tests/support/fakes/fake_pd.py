@@ -95,6 +95,8 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         self.can_pause = True
         #: Seconds between two tokens of a request.
         self.pace = 0.0
+        #: What its engine keeps of the prompts that it offers.
+        self.kv: pd_pb2.KVHandOff | None = None
         self.paused: list[str] = []
         self.resumed: list[str] = []
         self.attaches: list[pd_pb2.AttachRequest] = []
@@ -372,7 +374,7 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
             if self.repeat_frames:
                 self.emit(held, tokens=tokens)
             if self.role == "prefill" and index == len(submit.resume.output_token_ids):
-                self.emit(held, hand_over=pd_pb2.HandOver())
+                self.emit(held, hand_over=pd_pb2.HandOver(kv=self.kv))
             await asyncio.sleep(self.pace)
         finished = pd_pb2.Finished(
             reason="stop" if script is not None and count == len(script) else "length",
