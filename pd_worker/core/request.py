@@ -69,7 +69,8 @@ class KeptKV:
 
 @dataclass(eq=False, slots=True)
 class EngineRequest:
-    """One attempt at one request. Only output, output_token_ids and grammar change after submission.
+    """One attempt at one request. Only output, output_token_ids, grammar, and what is used up of a hand-over
+    change after submission.
 
     `arrival` and `deadline` are seconds of `time.monotonic`. `positions` is int64 on CPU,
     [position_rows, len(prompt_token_ids)]; an output token at index i of the whole sequence has position

@@ -262,6 +262,7 @@ class RequestRun:
             if transfer is not None:
                 await transfer.read(request, ports.direct)
                 if transfer.keeps(request):
+                    request.may_hand_over = False  # tried once: it may be what vLLM fails on
                     first = Attempt(state, ports, self._on_first_token, replay=False)
                     kept = await first.first()
                     if first.end is not None:

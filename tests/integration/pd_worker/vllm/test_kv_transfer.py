@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from support.vllm.scripted_server import greedy, hangs, whole
+from support.vllm.scripted_server import fails, greedy, hangs, whole
 from support.vllm.serving import fronting
 from triptych.pd_worker.vllm import kv_transfer
 from triptych.protos import common_pb2, pd_pb2
@@ -17,6 +17,9 @@ KEPT = {"do_remote_prefill": True, "remote_block_ids": [[1, 2]], "remote_host": 
 
 def kv(seconds: float = 20.0, params: bytes = b'{"remote_host":"10.0.0.7"}') -> pd_pb2.KVHandOff:
     return pd_pb2.KVHandOff(params=params, seconds=seconds)
+
+
+fails_to_read = fails(500, "no such engine")
 
 
 def counted(served) -> dict[str, float]:
@@ -99,6 +102,15 @@ async def test_a_vllm_that_keeps_nothing_serves_and_is_named_once(server, prefil
     assert counted(prefill) == {"not_kept": 2}
 
 
+async def test_a_vllm_that_fails_to_keep_is_not_asked_to_again(server, prefill):
+    server.scripts = [fails_to_read]
+    client = prefill.client
+    await client.submit(client.message("r1", "hello", may_hand_over=True, **SAMPLING))
+    found = await client.until("r1")
+    assert ["kv_transfer_params" in call.body for call in server.calls] == [True, False]
+    assert len(found.token_ids) == 12 and found.finished.reason == "length"
+
+
 async def test_a_full_cache_keeps_nothing_more(server, prefill):
     prefill.health.kv_usage = 0.9
     client = prefill.client
@@ -138,12 +150,6 @@ async def test_a_decode_worker_has_the_kv_read_before_it_goes_on(server, decode)
     assert goes_on["token_ids"] == prompt + received and "kv_transfer_params" not in goes_on
     assert found.token_ids == greedy({"token_ids": prompt}, 12)
     assert counted(decode) == {"read": 1}
-
-
-async def fails_to_read(call):
-    from aiohttp import web
-
-    return web.json_response({"error": {"message": "no such engine", "code": 500}}, status=500)
 
 
 @pytest.mark.parametrize(
