@@ -14,6 +14,7 @@ import pytest
 from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
 from support.engine.transfers import counting_relay
 from support.processes.relay import Relay
+from support.waiting import until
 from triptych.apps.launch import embedded_store
 from triptych.apps.launch.embedded_store import EmbeddedStore
 from triptych.base.errors import ConfigError
@@ -66,8 +67,10 @@ async def test_a_value_whose_connection_breaks_under_way_is_never_cut_short(rela
     plan, body = await saved(store, f"busy {breaking}")
     relay.delay = 0.02
     for _ in range(3):
+        relay.answered = 0
         loading = asyncio.create_task(whole(store, plan, body))
-        await asyncio.sleep(0.05)
+        await until(lambda: relay.answered > len(body) // 8, "a part of the value")
+        assert not loading.done()
         await asyncio.to_thread(getattr(relay, breaking))
         relay.delay = 0.0
         await loading

@@ -189,7 +189,7 @@ async def test_a_heartbeat_outlives_the_stores_absence(tmp_path: Path) -> None:
         heartbeat.start()
         await becomes(registry, [ENCODER])
         server.stop()
-        await asyncio.sleep(0.1)
+        await until(heartbeat.degraded, "a beat without the store")
         server.start()
         await becomes(registry, [ENCODER])
         server.stop()

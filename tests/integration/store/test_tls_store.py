@@ -16,6 +16,7 @@ from support.matrix import matrix
 from support.processes.authority import Authority
 from support.processes.cluster import free_port
 from support.processes.relay import Relay
+from support.waiting import until
 from triptych.registry.leases import Lease, Leases
 from triptych.store import codec
 from triptych.store.address import with_tls_files
@@ -178,8 +179,10 @@ async def test_a_tls_connection_that_breaks_under_way_never_cuts_a_value_short(s
         body = make_body(plan)
         await store.save(plan, body, ttl=60)
         relay.delay = 0.02
+        relay.answered = 0
         loading = asyncio.create_task(store.load(plan, fresh_buffer))
-        await asyncio.sleep(0.1)
+        await until(lambda: relay.answered > len(body) // 8, "a part of the value")
+        assert not loading.done()
         await asyncio.to_thread(relay.cut)
         relay.delay = 0.0
         with contextlib.suppress(StoreUnavailable):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -99,8 +100,12 @@ class Place:
         return f"{self.kind} of {bare.cls.__name__}" if isinstance(bare, types.StructType) else self.kind
 
 
+#: Looks up the annotations of every type that a body may hold: once for all its places.
+_info = functools.cache(types.type_info)
+
+
 def places(body: type) -> Iterator[Place]:
-    yield from _places(types.type_info(body), (), body.__name__)
+    yield from _places(_info(body), (), body.__name__)
 
 
 def _places(kind: Any, steps: Steps, body: str) -> Iterator[Place]:
@@ -140,7 +145,7 @@ def _type_of(field: Any, struct: Any, body: str) -> Any:
     given = _listed(field.type)
     if late is None or (given is not None and isinstance(_bare(given.item_type), types.StructType)):
         return field.type
-    return _limited(types.type_info(late), given)
+    return _limited(_info(late), given)
 
 
 def _bare(kind: Any) -> Any:
@@ -190,12 +195,12 @@ def body_with(body: type, place: Place, size: int) -> dict[str, Any]:
     if place.kind == "list":
         value: Any = [smallest(place.inner)] * size
     elif place.kind == "dict" and (place.most or size <= MANY):
-        value = {str(number): smallest(place.inner) for number in range(size)}
+        value = dict.fromkeys(map(str, range(size)), smallest(place.inner))
     elif place.kind == "str":
         value = f'{{"a": "{"x" * size}"}}' if last in IN_JSON else "x" * size
     else:
         value = {"enum": [0] * size if size <= MANY else "x" * size}
-    made: dict[str, Any] = _with(types.type_info(body), place.steps, value, body.__name__)
+    made: dict[str, Any] = _with(_info(body), place.steps, value, body.__name__)
     first = place.steps[0][1]
     beside = BESIDE.get((body.__name__, ""), {}) | BESIDE.get((body.__name__, first), {})
     return {name: value for name, value in {**beside, **made}.items() if value is not None or name == first}

@@ -30,6 +30,8 @@ class Relay:
         self.lose_answer_to = b""
         #: Answers that were lost so.
         self.lost_answers = 0
+        #: Bytes of answers that came through.
+        self.answered = 0
         self._listen = listen
         self._target = target
         self._tls = tls
@@ -175,6 +177,7 @@ class _Link:
             return False
         if self._relay.delay:
             await asyncio.sleep(self._relay.delay)
+        self._relay.answered += len(piece)
         return True
 
 

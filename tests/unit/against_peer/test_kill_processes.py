@@ -64,8 +64,8 @@ async def test_a_killed_service_and_what_it_had_started_are_started_again(servic
 async def test_without_the_loop_it_stays_away(service, tmp_path):
     async with running(service, tmp_path, restarts=False) as made:
         made.signal("one", signal.SIGKILL)
+        # Nothing is left that could start it again.
         await until(lambda: all(task.done() for task in made._tasks))
-        await asyncio.sleep(0.2)
         assert (tmp_path / "one.log").read_text().count("up child") == 1
 
 

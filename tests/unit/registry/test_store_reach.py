@@ -67,7 +67,9 @@ async def test_a_ping_that_hangs_is_an_answer_that_does_not_come(monkeypatch: py
     assert store.told == [True, False]
 
 
-async def test_an_error_in_what_follows_does_not_end_the_pings() -> None:
+async def test_an_error_in_what_follows_is_logged_and_does_not_end_the_pings(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     store = Store()
 
     def fail() -> None:
@@ -77,6 +79,7 @@ async def test_an_error_in_what_follows_does_not_end_the_pings() -> None:
     store.there = False
     async with StoreReach(store.ping, store.tell, fail):
         await until(lambda: store.failed > 2)
+    assert "could not be carried out" in caplog.text and "a bug" in caplog.text
 
 
 async def silent(patience: StorePatience, *, hurry: bool) -> float:

@@ -237,6 +237,20 @@ def test_a_request_paused_while_it_waits_starts_and_stops_after_that_step(make: 
     assert finished(engine)["a"].completion_tokens == 5
 
 
+def test_a_paused_request_keeps_no_host_copy_of_an_item_that_it_has_not_read(make: Make) -> None:
+    engine, image = make(budget=4), make_feature("cat", 6, 6)
+    publish(STORE, image)
+    engine.add(make_request("a", 16, [image], max_tokens=3))
+    engine.step()
+    assert engine.connector.num_held == 1
+    engine.scheduler.pause(["a"], [], "proxy")
+    engine.run_out()
+    assert (engine.of("tokens"), engine.connector.num_held) == ([], 0)
+    engine.scheduler.pause([], ["a"], "proxy")
+    engine.run_out()
+    assert finished(engine)["a"].completion_tokens == 3
+
+
 def test_a_pause_of_another_proxy_is_ignored_and_a_later_attempt_is_not_paused(make: Make) -> None:
     engine = make()
     engine.add(make_request("a", 4, max_tokens=8))
