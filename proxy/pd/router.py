@@ -354,10 +354,9 @@ class PDRouter:
             async with request.sending:
                 if machine.attempt != order.attempt:
                     return  # over while other choices were sent
-                timeout = max(request.deadline - self._clock(), 0.1)
-                may = self._choice.may_hand_over(request, link)
+                seconds, may = request.seconds_left(self._clock()), self._choice.may_hand_over(request, link)
                 message = submit_message(
-                    request, self._proxy_id, timeout, keeps_items=keeps, may_hand_over=may
+                    request, self._proxy_id, seconds, keeps_items=keeps, may_hand_over=may
                 )
                 reply = await link.submit(message)
         except aio.AioRpcError as error:

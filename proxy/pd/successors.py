@@ -171,11 +171,12 @@ class Successors:
                 if machine.successor != attempt:
                     return  # over while other choices were sent
                 self._events.deliver(name, SuccessorSent(attempt))
-                timeout = max(request.deadline - self._clock(), 0.1)
                 # Once: what was read may be another request's by now.
                 kept = self._kept.pop(name, None)
-                kv = None if kept is None else kept.left(self._clock())
-                message = submit_message(request, self._proxy_id, timeout, successor=attempt, kv=kv)
+                now = self._clock()
+                kv = None if kept is None else kept.left(now)
+                seconds = request.seconds_left(now)
+                message = submit_message(request, self._proxy_id, seconds, successor=attempt, kv=kv)
                 reply = await link.submit(message)
         except aio.AioRpcError as error:
             self._not_taken(request, link, error.code().name)
