@@ -1,10 +1,11 @@
 """What a killed or cut-off part costs: requests failed and wrong, seconds of stall, restarts by hand.
 
-    python -m benchmarks kills PEER --results DIR [--systems native,vllm-epd] [--faults '* killed']
+    python -m benchmarks kills PEER --results DIR [--rounds 1] [--minutes 25] [--systems native,vllm-epd]
+                               [--faults '* killed']
     python -m benchmarks kills --results DIR --write
 
-PEER is the kit of `against_peer`; three rounds of all by default. Every run appends to DIR what is not in it
-yet; without PEER the page is made of it.
+PEER is the kit of `against_peer`; three rounds of all by default, what is worth most first. Every run appends
+to DIR what is not in it yet, so that one which was ended is continued; without PEER the page is made of it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import shutil
 import signal
 import statistics
@@ -38,6 +40,8 @@ RIGHT, NOTHING = "right", "nothing"
 KILLED, CUT, LOST = "killed", "cut off", "lost"
 #: Seconds without a sign of a part that is cut off; until a system must answer; and after a fault.
 CUT_SECONDS, START_SECONDS, RETURN_SECONDS = 6.0, 400.0, 180.0
+#: Seconds to answer in after the fault where nobody starts again what has ended.
+ALONE_SECONDS = 20.0
 _PROBE_SECONDS = 1.0
 
 
@@ -65,42 +69,50 @@ class Fault:
 
 
 def faults(system: System) -> Iterator[Fault]:
-    """Those that a system can have; what cuts off is no different without a loop that starts again."""
-    yield Fault(NOTHING, "")
+    """Those that a system can have; only what is killed is different without a loop that starts again."""
+    if system.restarts:
+        yield Fault(NOTHING, "")
     for part in system.parts:
+        yield Fault(part, KILLED)
         if system.restarts:
             yield Fault(part, CUT)
-        yield Fault(part, KILLED)
     if system.files is not None and system.restarts:
         yield Fault(EMBEDDINGS, LOST)
 
 
 class Run:
-    """The trials of one system in one round."""
+    """The trials of one system in one round; none begins after `until`."""
 
-    def __init__(self, name: str, number: int, place: Place, file: Path, asked: str) -> None:
+    def __init__(
+        self, name: str, number: int, place: Place, file: Path, asked: str, until: float = math.inf
+    ) -> None:
         self._name, self._number, self._file, self._asked = name, number, file, asked
-        self._place = place
+        self._place, self._until = place, until
         self._there = {(t.system, t.fault, t.number) for t in kept([file], Trial)}
         self._probes = 0
 
     async def measure(self) -> None:
         """What is not there yet; a system that does not come back is started again by hand."""
-        left = [fault for fault in faults(self._system()) if self._is_left(fault)]
-        while left:
+        left = [fault for fault in faults(self._system()) if self._is_left(self._name, fault)]
+        right = [fault for fault in _all_faults() if self._is_left(RIGHT, fault)]
+        # With nothing broken and nothing cached, and the answers that all systems' are compared with.
+        right = right if self._name == "native" else []
+        while (left or right) and self._has_time():
             async with self._serving() as (system, processes):
-                while left:
-                    fault = left.pop(0)
-                    if self._name == "native":
-                        await self._right(system, fault)
-                    trial = await self._trial(system, processes, fault)
+                while right and self._has_time():
+                    await self._right(system, right.pop(0))
+                while left and self._has_time():
+                    trial = await self._trial(system, processes, left.pop(0))
                     keep(self._file, trial)
                     _say(trial)
                     if trial.by_hand:
                         break
 
-    def _is_left(self, fault: Fault) -> bool:
-        known = (self._name, fault.name, self._number) in self._there
+    def _has_time(self) -> bool:
+        return time.monotonic() < self._until
+
+    def _is_left(self, name: str, fault: Fault) -> bool:
+        known = (name, fault.name, self._number) in self._there
         return not known and fnmatch(fault.name, self._asked)
 
     def _system(self) -> System:
@@ -111,8 +123,8 @@ class Run:
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[tuple[System, Processes]]:
         system = self._system()
-        logs = self._place.folder / f"{self._name}-logs"
-        logs.mkdir(exist_ok=True)
+        logs = self._file.parent / "logs" / self._name
+        logs.mkdir(parents=True, exist_ok=True)
         processes = Processes(system.services, logs, restarts=system.restarts)
         try:
             await processes.start()
@@ -142,7 +154,8 @@ class Run:
 
         answers = await load.at_a_rate(requests, act)
         ended = time.monotonic()
-        by_hand = 0 if await self._answers(system, RETURN_SECONDS) else 1
+        seconds = RETURN_SECONDS if system.restarts else ALONE_SECONDS
+        by_hand = 0 if await self._answers(system, seconds) else 1
         # Who asked last and failed would have had a token when it was back.
         load.times.append(ended if by_hand or answers[-1] else time.monotonic())
         stall = load.stall(broken_at[0])
@@ -187,6 +200,12 @@ def _seed(fault: Fault, number: int) -> int:
     return 100 * number + 10 * _PARTS.index(fault.part) + _WHATS.index(fault.what)
 
 
+def _all_faults() -> list[Fault]:
+    """Every fault of any system."""
+    broken = [Fault(part, what) for part in _PARTS[1:-1] for what in (KILLED, CUT)]
+    return [Fault(NOTHING, ""), *broken, Fault(EMBEDDINGS, LOST)]
+
+
 def page(trials: Sequence[Trial]) -> str:
     right = {(t.fault, t.number): t.answers for t in trials if t.system == RIGHT}
     rows = []
@@ -196,13 +215,15 @@ def page(trials: Sequence[Trial]) -> str:
             of = [t for t in trials if (t.system, t.fault) == (system, fault)]
             if of:
                 wrong = sum(
-                    bool(got) and bool(want) and got != want
+                    bool(got) and got != want
                     for t in of
-                    for got, want in zip(t.answers, right.get((fault, t.number), []), strict=False)
+                    for got, want in zip(t.answers, right.get((fault, t.number), t.answers), strict=True)
                 )
+                compared = all((fault, t.number) in right for t in of)
                 stalls = [t.stall for t in of]
                 requests, failed = sum(len(t.answers) for t in of), sum(t.failed for t in of)
-                counts = [str(count) for count in (len(of), requests, failed, wrong)]
+                counts = [str(count) for count in (len(of), requests, failed)]
+                counts.append(str(wrong) if compared else "not compared")
                 stall = ranged(statistics.median(stalls), min(stalls), max(stalls))
                 rows.append([fault, system, *counts, stall, str(sum(t.by_hand for t in of))])
     head = ["fault", "system", "runs", "requests", "failed", "wrong", "stall, s (range)", "restarts by hand"]
@@ -223,6 +244,7 @@ def main() -> None:
     parser.add_argument("--systems", default=",".join(SYSTEMS))
     parser.add_argument("--faults", default="*", help="a pattern of their names")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after which no trial is begun")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     options = parser.parse_args()
     file = options.results / "kills.jsonl"
@@ -233,9 +255,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         place = Place(options.peer.resolve(), Path(folder))
+        until = time.monotonic() + 60 * options.minutes
         for number in range(options.rounds):
             for name in options.systems.split(","):
-                asyncio.run(Run(name, number, place, file, options.faults).measure())
+                asyncio.run(Run(name, number, place, file, options.faults, until).measure())
 
 
 if __name__ == "__main__":

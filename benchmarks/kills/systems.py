@@ -56,11 +56,11 @@ class Place:
     def model(self) -> str:
         return str(self.peer / "models" / "tiny")
 
-    def ours(self, *words: str) -> Service:
-        """A command of ours, with the cluster's token."""
+    def ours(self, *words: str, name: str = "") -> Service:
+        """A command of ours, with the cluster's token; its first word is its name unless one is given."""
         command = [sys.executable, "-m", "triptych.apps.cli", *words, "--log-level", "warning"]
         env = {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1", "TRIPTYCH_INTERNAL_TOKEN": TOKEN}
-        return Service(words[0], command, env)
+        return Service(name or words[0], command, env)
 
     def vllm(self, name: str, port: int, core: int, *words: str, **env: str) -> Service:
         """A `vllm serve` of the kit on one core."""
@@ -80,7 +80,7 @@ class Place:
         }
 
 
-def _front(place: Place) -> tuple[list[Service], str, str]:
+def _front(place: Place, *proxy_words: str) -> tuple[list[Service], str, str]:
     """Store, encoder worker and proxy, which all of ours have; the store's and the proxy's address."""
     store, proxy = f"redis://127.0.0.1:{place.ports[0]}/0", place.ports[1]
     server = [str(find_server_binary()), "--port", str(place.ports[0]), "--bind", "127.0.0.1", "--save", ""]
@@ -88,19 +88,28 @@ def _front(place: Place) -> tuple[list[Service], str, str]:
     services = [
         Service("store", server),
         place.ours("encoder", place.model, *DTYPE, "--threads", "1", "--store", store),
-        place.ours("proxy", "--port", str(proxy), "--grpc-port", "0", "--store", store),
+        place.ours("proxy", "--port", str(proxy), "--grpc-port", "0", "--store", store, *proxy_words),
     ]
     return services, store, f"http://127.0.0.1:{proxy}"
 
 
+_NATIVE = ("--threads", "1", "--kv-memory", "1GiB")
 _OURS = {ENCODER: "encoder", STORE: "store", PROXY: "proxy"}
 
 
 def native(place: Place) -> System:
     services, store, url = _front(place)
-    words = ("--threads", "1", "--kv-memory", "1GiB", "--store", store)
-    services.append(place.ours("pd", place.model, *DTYPE, *words))
+    services.append(place.ours("pd", place.model, *DTYPE, *_NATIVE, "--store", store))
     return System(services, url, "", {**_OURS, DECODER: "pd"})
+
+
+def native_epd(place: Place) -> System:
+    """Encode, prefill and decode apart: every prompt is computed by one worker and continued by the other."""
+    services, store, url = _front(place, "--prefill-threshold", "0")
+    for role in ("prefill", "decode"):
+        words = ("pd", place.model, *DTYPE, *_NATIVE, "--role", role, "--store", store)
+        services.append(place.ours(*words, name=role))
+    return System(services, url, "", {**_OURS, PREFILL: "prefill", DECODER: "decode"})
 
 
 def before_vllm(place: Place) -> System:
@@ -178,10 +187,12 @@ def vllm_pd(place: Place) -> System:
     return System(services, f"http://127.0.0.1:{proxy}", place.model, parts)
 
 
+#: What a round measures first is worth most, should its time not suffice.
 SYSTEMS = {
     "native": native,
-    "before-vllm": before_vllm,
+    "native-epd": native_epd,
     "vllm-epd": vllm_epd,
-    "vllm-epd-alone": vllm_epd_alone,
     "vllm-pd": vllm_pd,
+    "before-vllm": before_vllm,
+    "vllm-epd-alone": vllm_epd_alone,
 }

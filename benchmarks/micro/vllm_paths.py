@@ -23,6 +23,7 @@ from triptych.base.source_tickets import SourceTickets
 from triptych.base.types import EmbeddingSource
 from triptych.integrations.vllm.copy_loader import CopyLoader
 from triptych.integrations.vllm.host_copies import CopyFolder, HostCopies
+from triptych.integrations.vllm.mapped_copies import MappedCopies
 from triptych.integrations.vllm.options import ConnectorOptions
 from triptych.integrations.vllm.rows import read_rows, source_of
 
@@ -47,7 +48,7 @@ def read_as_vllm(url: str, pipe: Connection, *, ranks: bool, namespace: str = ""
             width: CopyLoader(options, HostCopies(1 << 30, CopyFolder(folder) if ranks else None), width)
             for _, width in SIZES.values()
         }
-        number = 0
+        number, mapped = 0, MappedCopies()
         while (order := msgspec.msgpack.decode(pipe.recv_bytes())) is not None:
             number += 1
             plan, loader = plan_of(*order[0]), loaders[order[0][2]]
@@ -61,7 +62,7 @@ def read_as_vllm(url: str, pipe: Connection, *, ranks: bool, namespace: str = ""
             copy = reports[0].copy
             if copy is None:
                 raise RuntimeError(reports[0].reason)
-            rows = read_rows(source_of(copy), torch.device("cpu"), torch.bfloat16)
+            rows = read_rows(source_of(copy), torch.device("cpu"), torch.bfloat16, mapped=mapped)
             moment = time.monotonic()
             path = ("shm" if order[1][1] else "peer") if order[1] else "store"
             pipe.send_bytes(msgspec.msgpack.encode((moment, path, time.process_time())))

@@ -26,6 +26,7 @@ _SERVER = {"image": "registry.example/vllm:1", "hostMemory": "2Gi"}
 _ENGINE = {"engine": "vllm", "vllm": _SERVER}
 #: PD workers in front of vLLM, and encoders that save what it reads.
 VLLM: Values = {"pd": _ENGINE, "encoder": {"args": ["--dtype", "bfloat16"]}}
+_FOUR = {"requests": {"cpu": "4", "memory": "4Gi"}, "limits": {"memory": "4Gi"}}
 _ISSUER = {"issuerRef": {"name": "ca"}}
 _URL = "rediss://redis.example:6380/0"
 
@@ -107,10 +108,20 @@ CHOICES: Mapping[str, list[Values]] = {
         {"encoder": {"resources": {"requests": {"cpu": "8", "memory": "9Gi"}, "limits": {"memory": "9Gi"}}}},
         {"encoder": {"resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": 2.5}}}},
     ],
+    "encoder.place": [
+        {},
+        {"encoder": {"numa": True, "nearPd": "preferred"}},
+        {
+            "encoder": {"hostNetwork": True, "ports": {"grpc": 7001}},
+            "networkPolicy": {"nodes": ["10.0.0.0/16"]},
+        },
+    ],
     "encoder.preStopSeconds": [{}, {"encoder": {"preStopSeconds": 20}}],
     "pd.device": [{}, {"pd": {"device": "cuda"}}],
     "pd.tensorParallel": [{}, {"pd": {"tensorParallel": 2}}],
     "pd.engine": [{}, VLLM, {**VLLM, "pd": _ENGINE | {"vllm": _SERVER | {"cacheClaim": "compiled"}}}],
+    "pd.encoder": [{}, {"pd": {"encoder": {"resources": _FOUR}}}],
+    "pd.place": [{}, {"pd": {"numa": True, "rdma": {"resource": "rdma/hca", "lockMemory": True}}}],
     "pd.schemas": [{}, {"pd": {"schemas": "open"}}],
     "pd.linearKernel": [{}, {"pd": {"linearKernel": "onednn"}}],
     "pd.sharePrefixes": [{}, {"pd": {"sharePrefixes": "auto"}}],
@@ -184,11 +195,16 @@ def merged(first: Values, second: Values) -> dict[str, Any]:
 
 
 def _renders(row: list[Values]) -> bool:
-    """Whether the chart takes the first choices of a row: vLLM needs a checkpoint and store.external.url.
+    """Whether the chart takes the first choices of a row, as vLLM needs a checkpoint and store.external.url.
 
     Asked some ten thousand times, so without merging the row.
     """
     on_vllm = any(one.get("pd", {}).get("engine") == "vllm" for one in row)
     demo = any(one.get("model", {}).get("source") == "demo" for one in row)
     hidden = any("urlSecret" in one.get("store", {}).get("external", {}) for one in row)
-    return not (on_vllm and (demo or hidden))
+    # Two pools of encoders would have the same ports of a node, and half a CPU is not of one NUMA node.
+    host = any(one.get("encoder", {}).get("hostNetwork") for one in row)
+    several = any(len(one.get("encoderPools", ())) > 1 for one in row)
+    numa = any(one.get("encoder", {}).get("numa") for one in row)
+    halves = any("500m" in str(one.get("encoder", {}).get("resources")) for one in row)
+    return not (on_vllm and (demo or hidden) or host and several or numa and halves)

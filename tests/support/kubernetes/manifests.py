@@ -66,7 +66,9 @@ def main_container(manifest: Manifest) -> dict[str, Any]:
 def peer(manifest: Manifest) -> Peer:
     """A workload's pod as an end of connections."""
     meta = manifest["spec"]["template"]["metadata"]
-    ports = {one["name"]: one["containerPort"] for one in main_container(manifest).get("ports", [])}
+    ports = {
+        one["name"]: one["containerPort"] for each in containers(manifest) for one in each.get("ports", [])
+    }
     return Peer(meta["labels"], manifest["metadata"]["namespace"], ports)
 
 

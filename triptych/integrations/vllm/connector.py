@@ -36,6 +36,7 @@ from triptych.integrations.vllm.engine import (
     shares_a_process,
 )
 from triptych.integrations.vllm.host_copies import CopyFolder, HostCopies, locked_pool
+from triptych.integrations.vllm.mapped_copies import MappedCopies
 from triptych.integrations.vllm.options import ConnectorOptions, parse_options
 from triptych.integrations.vllm.park_table import ParkLimits, ParkTable
 from triptych.integrations.vllm.requests import RequestItems, SaveOrder, needed_item, save_order
@@ -243,6 +244,7 @@ class _WorkerSide:
         self._orders: OrderedDict[str, SaveOrder] = OrderedDict()
         #: Of copies to a GPU.
         self._stream: CopyStream | None = None
+        self._mapped = MappedCopies()
 
     def load(self, orders: StepOrders, encoder_cache: dict[str, torch.Tensor]) -> None:
         """Copies this step's items into the encoder cache."""
@@ -253,7 +255,8 @@ class _WorkerSide:
             self._stream = Device.of(device).copy_stream()
         for source in orders.loads:
             if source.identifier not in encoder_cache:
-                encoder_cache[source.identifier] = read_rows(source, device, self._dtype, self._stream)
+                rows = read_rows(source, device, self._dtype, self._stream, self._mapped)
+                encoder_cache[source.identifier] = rows
 
     def republish(self, orders: StepOrders, encoder_cache: dict[str, torch.Tensor]) -> None:
         """Saves again what the encoder cache holds and the store has evicted."""

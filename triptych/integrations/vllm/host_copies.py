@@ -58,11 +58,14 @@ class CopyFile:
         return True
 
     def close(self) -> None:
-        """Removes it; its memory is freed with the last mapping."""
-        # A view that a failed transfer's traceback still holds: the mapping ends with it.
-        with contextlib.suppress(BufferError):
-            self.mapped.close()
+        """Removes it. Its memory is freed at once, or with the rows that a worker has in it."""
         with contextlib.suppress(FileNotFoundError):
+            # A view that a failed transfer's traceback still holds: the mapping ends with it.
+            with contextlib.suppress(BufferError, BlockingIOError), _opened(self.path) as file:
+                self.mapped.close()
+                # Workers keep their mappings.
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.ftruncate(file, 0)
             os.unlink(self.path)
 
 
@@ -73,14 +76,6 @@ def _opened(path: str) -> Iterator[int]:
         yield file
     finally:
         os.close(file)
-
-
-def map_copy(path: str, nbytes: int) -> mmap.mmap:
-    """A worker's mapping of a copy's file. While it lives the file is given to no other item."""
-    with _opened(path) as file:
-        # Of the open file, which the mapping shares.
-        fcntl.flock(file, fcntl.LOCK_SH)
-        return mmap.mmap(file, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
 
 
 @dataclass(slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import mmap
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -18,7 +17,8 @@ from triptych.base.log import log_fields, short
 from triptych.base.machine.copy_stream import CopyStream
 from triptych.base.types import ItemPlan
 from triptych.ec_connector.connectors.store_client import StoreClient
-from triptych.integrations.vllm.host_copies import LARGE_BYTES, HostCopy, map_copy
+from triptych.integrations.vllm.host_copies import LARGE_BYTES, HostCopy
+from triptych.integrations.vllm.mapped_copies import MappedCopies
 from triptych.integrations.vllm.options import ConnectorOptions
 from triptych.integrations.vllm.requests import SaveOrder
 from triptych.store.control import StoreUnavailable
@@ -133,24 +133,30 @@ def source_of(copy: HostCopy) -> CopySource:
 
 
 def read_rows(
-    source: CopySource, device: torch.device, dtype: torch.dtype, stream: CopyStream | None = None
+    source: CopySource,
+    device: torch.device,
+    dtype: torch.dtype,
+    stream: CopyStream | None = None,
+    mapped: MappedCopies | None = None,
 ) -> torch.Tensor:
     """The rows on the device, [rows, width]: the host copy may be freed afterwards.
 
-    Page-locked pieces come by `stream`, beside what the model computes: they stay until the step is over.
+    Files are read by the mappings that `mapped` keeps. Page-locked pieces come by `stream`, beside what the
+    model computes: they stay until the step is over.
 
     On a CPU they are the host copy's own memory where it has the model's dtype. Nobody else gets that memory
     while they live, and vLLM does not write into its encoder cache.
     """
     if not source.rows:
         return torch.empty(0, source.width, dtype=dtype, device=device)
-    memory: memoryview | mmap.mmap
     kept = DTYPES[source.dtype]
     nbytes = source.rows * source.width * kept.itemsize
     if source.pieces:
         flat = _copied(source.pieces, nbytes, device, stream or CopyStream()).view(kept)
         return flat.view(source.rows, source.width).to(dtype)
-    memory = source.memory if source.memory is not None else map_copy(source.path, nbytes)
+    memory = source.memory
+    if memory is None:
+        memory = (mapped or MappedCopies()).view(source.path, nbytes)
     flat = torch.frombuffer(memory, dtype=kept, count=source.rows * source.width)
     small = bool(source.path) and nbytes < LARGE_BYTES
     return flat.view(source.rows, source.width).to(device=device, dtype=dtype, copy=small)

@@ -120,3 +120,34 @@
 {{- end -}}
 {{- end -}}
 {{- end }}
+
+{{/* A pod's ports differ from each other, and on the network of a node from those of every other pod there. */}}
+{{- define "triptych.checkPorts" -}}
+{{- $values := .Values -}}
+{{- $taken := dict -}}
+{{- range $kind := list "encoder" "pd" "colocated" -}}
+{{- $defaults := ternary $values.encoder $values.pd (eq $kind "encoder") -}}
+{{- range $pool := index $values (printf "%sPools" $kind) -}}
+{{- $engine := default $defaults.engine $pool.engine -}}
+{{- $where := printf "%sPools.%s" $kind $pool.name -}}
+{{- $names := list "grpc" "metrics" -}}
+{{- if ne $kind "pd" }}{{ $names = append $names "embeddings" }}{{ end -}}
+{{- if and (eq $kind "pd") (eq $engine "vllm") }}{{ $names = append $names "engine" }}{{ end -}}
+{{- $own := list -}}
+{{- range $name := $names -}}
+{{- $port := include "triptych.port" (dict "spec" (dict "ports" (default $defaults.ports $pool.ports)) "name" $name) -}}
+{{- if has $port $own -}}
+{{- fail (printf "%s.ports has %s twice: every port of a pod is one server's" $where $port) -}}
+{{- end -}}
+{{- $own = append $own $port -}}
+{{- if ternary $pool.hostNetwork $defaults.hostNetwork (hasKey $pool "hostNetwork") -}}
+{{- $place := printf "%s %s" $port (toJson (default dict (default $defaults.nodeSelector $pool.nodeSelector))) -}}
+{{- with get $taken $place -}}
+{{- fail (printf "%s: hostNetwork with port %s, which %s has on the same nodes: give ports of its own, or another nodeSelector" $where $port .) -}}
+{{- end -}}
+{{- $_ := set $taken $place $where -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}

@@ -6,7 +6,7 @@
 - --host
 - {{ include "triptych.anyHost" . | quote }}
 - --metrics-port
-- "9100"
+- {{ include "triptych.port" (dict "spec" .spec "name" "metrics") | quote }}
 - --log-level
 - {{ $values.logLevel }}
 {{- if ne $values.logFormat "text" }}

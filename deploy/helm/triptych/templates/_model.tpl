@@ -107,7 +107,8 @@ resources:
     {{- toYaml . | nindent 4 }}
     {{- end }}
   resources:
-    {{- include "triptych.resources" (dict "where" "model.download" "resources" $download.resources) | nindent 4 }}
+    {{- $own := include "triptych.guaranteed" (dict "resources" $download.resources "numa" .numa "where" "model.download") | fromYaml }}
+    {{- include "triptych.resources" (dict "where" "model.download" "resources" $own) | nindent 4 }}
   securityContext:
     {{- include "triptych.containerSecurity" .root | nindent 4 }}
   volumeMounts:
@@ -134,7 +135,8 @@ resources:
     {{- toYaml . | nindent 4 }}
     {{- end }}
   resources:
-    {{- include "triptych.resources" (dict "where" "model.container" "resources" $own.resources) | nindent 4 }}
+    {{- $given := include "triptych.guaranteed" (dict "resources" $own.resources "numa" .spec.numa "where" "model.container") | fromYaml }}
+    {{- include "triptych.resources" (dict "where" "model.container" "resources" $given) | nindent 4 }}
   securityContext:
     {{- include "triptych.containerSecurity" .root | nindent 4 }}
   volumeMounts:
@@ -147,7 +149,7 @@ resources:
 {{- if eq .root.Values.model.source "container" }}
 {{ include "triptych.fillContainer" . }}
 {{- else if include "triptych.modelPerPod" . }}
-{{ include "triptych.downloadContainer" (dict "root" .root "image" (include "triptych.workerImage" .)) }}
+{{ include "triptych.downloadContainer" (dict "root" .root "image" (include "triptych.workerImage" .) "numa" .spec.numa) }}
 {{- else if eq .root.Values.model.source "download" }}
 - name: wait-for-model
   image: {{ include "triptych.workerImage" . }}
@@ -159,8 +161,9 @@ resources:
     - name: COMPLETE
       value: {{ include "triptych.modelPath" . }}/.complete
   resources:
-    requests: {cpu: 10m, memory: 16Mi}
-    limits: {memory: 64Mi}
+    {{- $small := dict "requests" (dict "cpu" "10m" "memory" "16Mi") "limits" (dict "memory" "64Mi") }}
+    {{- if .spec.numa }}{{ $small = dict "requests" (dict "cpu" "100m" "memory" "64Mi") }}{{ end }}
+    {{- include "triptych.guaranteed" (dict "resources" $small "numa" .spec.numa "where" "wait-for-model") | nindent 4 }}
   securityContext:
     {{- include "triptych.containerSecurity" .root | nindent 4 }}
   volumeMounts:

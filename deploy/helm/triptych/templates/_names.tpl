@@ -82,7 +82,30 @@ annotations:
 {{- end }}
 
 {{- define "triptych.podAddress" -}}
-{{- if eq .root.Values.ipFamily "ipv6" }}[$(POD_IP)]:50051{{ else }}$(POD_IP):50051{{ end -}}
+{{- $port := include "triptych.port" (dict "spec" .spec "name" "grpc") -}}
+{{- if eq .root.Values.ipFamily "ipv6" }}[$(POD_IP)]:{{ $port }}{{ else }}$(POD_IP):{{ $port }}{{ end -}}
+{{- end }}
+
+{{/* A port of a pool's pods by its name: one that the pool gives, else the usual one. */}}
+{{- define "triptych.port" -}}
+{{- $usual := dict "grpc" 50051 "embeddings" 50052 "metrics" 9100 "engine" 8000 -}}
+{{- int (default (index $usual .name) (dig "ports" .name nil .spec)) -}}
+{{- end }}
+
+{{/* The ports `name` of all pools of `kinds`, as a YAML list; those of encoders in the pods of PD workers too. */}}
+{{- define "triptych.poolPorts" -}}
+{{- $ports := list -}}
+{{- range $kind := .kinds -}}
+{{- $defaults := ternary $.root.Values.encoder $.root.Values.pd (eq $kind "encoder") -}}
+{{- range $pool := index $.root.Values (printf "%sPools" $kind) -}}
+{{- $spec := dict "ports" (default $defaults.ports $pool.ports) -}}
+{{- $ports = append $ports (include "triptych.port" (dict "spec" $spec "name" $.name) | int) -}}
+{{- end -}}
+{{- end -}}
+{{- if include "triptych.podEncoders" . -}}
+{{- $ports = append $ports (include "triptych.port" (dict "spec" (include "triptych.podEncoderPorts" . | fromYaml) "name" .name) | int) -}}
+{{- end -}}
+{{- $ports | uniq | toJson -}}
 {{- end }}
 
 {{/* A size like 4Gi in bytes. */}}

@@ -54,6 +54,26 @@
       {{- include "triptych.selector" (dict "root" $.root "component" $kind) | nindent 6 }}
 {{- end }}
 {{- end }}
+{{- include "triptych.nodes" . }}
+{{- end }}
+
+{{/* The nodes' addresses, where pods of any pool of `kinds` are on their nodes' network: no selector of pods finds those. */}}
+{{- define "triptych.nodes" -}}
+{{- $found := false -}}
+{{- range $kind := .kinds -}}
+{{- $defaults := ternary $.root.Values.encoder $.root.Values.pd (eq $kind "encoder") -}}
+{{- range $pool := index $.root.Values (printf "%sPools" $kind) -}}
+{{- if ternary $pool.hostNetwork $defaults.hostNetwork (hasKey $pool "hostNetwork") }}{{ $found = true }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- if $found -}}
+{{- if not .root.Values.networkPolicy.nodes -}}
+{{- fail "hostNetwork with networkPolicy.enabled needs networkPolicy.nodes: the networks of the nodes, like 10.0.0.0/16, from which such pods connect" -}}
+{{- end -}}
+{{- range .root.Values.networkPolicy.nodes }}
+- ipBlock: {cidr: {{ . | quote }}}
+{{- end }}
+{{- end -}}
 {{- end }}
 
 {{/* The collector of spans, at the port of its URL. */}}

@@ -38,7 +38,11 @@ nodeSelector:
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .spec.affinity }}
+{{- if .spec.hostNetwork }}
+hostNetwork: true
+dnsPolicy: ClusterFirstWithHostNet
+{{- end }}
+{{- with include "triptych.affinity" . | fromYaml }}
 affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -59,6 +63,24 @@ topologySpreadConstraints:
 {{- end }}
 {{- end }}
 
+{{/* Kubernetes' affinity of a pool; with nearPd the nodes where PD workers of the release are. */}}
+{{- define "triptych.affinity" -}}
+{{- $affinity := deepCopy (default dict .spec.affinity) -}}
+{{- with .spec.nearPd -}}
+{{- if hasKey $affinity "podAffinity" -}}
+{{- fail (printf "%sPools.%s: nearPd is a podAffinity, and affinity has one too: leave one of them out" $.component $.pool) -}}
+{{- end -}}
+{{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" (include "triptych.selector" (dict "root" $.root "component" "pd") | fromYaml)) -}}
+{{- if eq . "required" -}}
+{{- $_ := set $affinity "podAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (list $term)) -}}
+{{- else -}}
+{{- $weighed := dict "weight" 100 "podAffinityTerm" $term -}}
+{{- $_ := set $affinity "podAffinity" (dict "preferredDuringSchedulingIgnoredDuringExecution" (list $weighed)) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $affinity -}}
+{{- end }}
+
 {{- define "triptych.containerSecurity" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -69,19 +91,20 @@ capabilities:
 
 {{/* Probes on the metrics port, which plain HTTP serves: the kubelet's gRPC probes know no TLS. */}}
 {{- define "triptych.probes" -}}
+{{- $port := default "metrics" .metricsName -}}
 startupProbe:
   # A proxy gets ready with the first PD worker, which may take long to load: that is no reason to restart the proxy.
-  httpGet: {path: {{ ternary "/health" "/ready" (eq .component "proxy") }}, port: metrics}
+  httpGet: {path: {{ ternary "/health" "/ready" (eq .component "proxy") }}, port: {{ $port }}}
   periodSeconds: 5
   timeoutSeconds: 3
   failureThreshold: {{ max 1 (ceil (divf .spec.startupSeconds 5)) }}
 readinessProbe:
-  httpGet: {path: /ready, port: metrics}
+  httpGet: {path: /ready, port: {{ $port }}}
   periodSeconds: 5
   timeoutSeconds: 3
   failureThreshold: 2
 livenessProbe:
-  httpGet: {path: /health, port: metrics}
+  httpGet: {path: /health, port: {{ $port }}}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 3
@@ -105,7 +128,7 @@ lifecycle:
   valueFrom:
     resourceFieldRef: {resource: requests.cpu, divisor: "1"}
 - name: TRIPTYCH_SERVICE
-  value: $(POD_NAME)
+  value: $(POD_NAME){{ with .suffix }}-{{ . }}{{ end }}
 - name: HOME
   value: /tmp
 - name: XDG_CACHE_HOME

@@ -30,9 +30,45 @@
 {{- toYaml .resources -}}
 {{- end }}
 
+{{/* `resources` of a container in a pod of the class Guaranteed: what is requested is the limit. The kubelet's managers of
+     CPUs and topology give such containers whole CPUs, and devices, of one NUMA node. */}}
+{{- define "triptych.guaranteed" -}}
+{{- $resources := deepCopy .resources -}}
+{{- if .numa -}}
+{{- $requests := default dict $resources.requests -}}
+{{- $limits := default dict $resources.limits -}}
+{{- range $name := list "cpu" "memory" -}}
+{{- $amount := default (get $limits $name) (get $requests $name) -}}
+{{- if not $amount }}{{ fail (printf "%s: numa needs requests.%s of every container" $.where $name) }}{{ end -}}
+{{- $_ := set $requests $name $amount -}}
+{{- $_ := set $limits $name $amount -}}
+{{- end -}}
+{{- $cpus := include "triptych.quantity" $requests.cpu | float64 -}}
+{{- if and .whole (ne $cpus (floor $cpus)) -}}
+{{- fail (printf "%s.resources: numa gives whole CPUs to a container that requests whole ones, and requests.cpu is %v: round it" .where $requests.cpu) -}}
+{{- end -}}
+{{- $_ := set $resources "requests" $requests -}}
+{{- $_ := set $resources "limits" $limits -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end }}
+
+{{/* The security of a container that computes. RDMA pins memory, which takes a capability where the runtime limits it. */}}
+{{- define "triptych.computeSecurity" -}}
+{{- include "triptych.containerSecurity" . }}
+{{- if dig "lockMemory" false (default dict .rdma) }}
+  add: [IPC_LOCK]
+{{- end }}
+{{- end }}
+
 {{/* `resources` with a GPU for each of `ranks` where the device is one, unless they name some already. */}}
 {{- define "triptych.gpuResources" -}}
-{{- $resources := deepCopy .resources -}}
+{{- $resources := include "triptych.guaranteed" (dict "resources" .resources "numa" .spec.numa "where" .where "whole" true) | fromYaml -}}
+{{- with .spec.rdma -}}
+{{- $limits := default dict $resources.limits -}}
+{{- $_ := set $limits .resource (toString (default 1 .count)) -}}
+{{- $_ := set $resources "limits" $limits -}}
+{{- end -}}
 {{- if hasPrefix "cuda" .spec.device -}}
 {{- $limits := default dict $resources.limits -}}
 {{- if not (hasKey $limits .spec.gpuResource) }}{{ $_ := set $limits .spec.gpuResource (toString .ranks) }}{{ end -}}
@@ -45,7 +81,8 @@
 {{- define "triptych.workerResources" -}}
 {{- $where := printf "%sPools.%s" .component .pool -}}
 {{- if include "triptych.onVllm" . -}}
-{{- include "triptych.resources" (dict "where" $where "resources" .spec.resources) -}}
+{{- $own := include "triptych.guaranteed" (dict "resources" .spec.resources "numa" .spec.numa "where" $where) | fromYaml -}}
+{{- include "triptych.resources" (dict "where" $where "resources" $own) -}}
 {{- else -}}
 {{- include "triptych.gpuResources" (dict "where" $where "spec" .spec "resources" .spec.resources "ranks" (include "triptych.ranks" . | int)) -}}
 {{- end -}}

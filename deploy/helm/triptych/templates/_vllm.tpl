@@ -20,7 +20,7 @@
 - --engine
 - vllm
 - --engine-url
-- http://127.0.0.1:8000
+- http://127.0.0.1:{{ include "triptych.port" (dict "spec" .spec "name" "engine") }}
 - --dtype
 - {{ .spec.vllm.dtype }}
 {{- end }}
@@ -91,7 +91,7 @@
     - --host
     - 127.0.0.1
     - --port
-    - "8000"
+    - {{ include "triptych.port" (dict "spec" .spec "name" "engine") | quote }}
     - --dtype
     - {{ .spec.vllm.dtype }}
     - --enable-scale-out
@@ -127,20 +127,20 @@
     {{- toYaml . | nindent 4 }}
     {{- end }}
   startupProbe:
-    exec: {command: [python3, -c, {{ include "triptych.vllmHealth" . | quote }}]}
+    exec: {command: [python3, -c, {{ include "triptych.vllmHealth" .spec | quote }}]}
     periodSeconds: 10
     timeoutSeconds: 10
     failureThreshold: {{ max 1 (ceil (divf .spec.startupSeconds 10)) }}
   # Our worker sees a server that hangs, and proxies resume its requests; this restarts one whose engine has died.
   livenessProbe:
-    exec: {command: [python3, -c, {{ include "triptych.vllmHealth" . | quote }}]}
+    exec: {command: [python3, -c, {{ include "triptych.vllmHealth" .spec | quote }}]}
     periodSeconds: 15
     timeoutSeconds: 10
     failureThreshold: 4
   resources:
     {{- include "triptych.gpuResources" (dict "where" (printf "pdPools.%s.vllm" .pool) "spec" .spec "resources" .spec.vllm.resources "ranks" (int .spec.tensorParallel)) | nindent 4 }}
   securityContext:
-    {{- include "triptych.containerSecurity" .root | nindent 4 }}
+    {{- include "triptych.computeSecurity" (dict "rdma" .spec.rdma) | nindent 4 }}
   volumeMounts:
     - {name: model, mountPath: /model, readOnly: true}
     - {name: tmp, mountPath: /tmp}
@@ -157,7 +157,7 @@
 {{- end }}
 
 {{- define "triptych.vllmHealth" -}}
-from urllib.request import urlopen; urlopen("http://127.0.0.1:8000/health", timeout=8)
+from urllib.request import urlopen; urlopen("http://127.0.0.1:{{ include "triptych.port" (dict "spec" . "name" "engine") }}/health", timeout=8)
 {{- end }}
 
 {{/* The volumes of vLLM's own: what it has compiled, and the password of its user. */}}

@@ -19,8 +19,8 @@ spec:
       {{- include "triptych.selector" . | nindent 6 }}
   strategy:
     type: RollingUpdate
-    # Where GPUs are taken a new pod starts only when an old one has gone.
-    rollingUpdate: {{ if $cuda }}{maxSurge: 0, maxUnavailable: 1}{{ else }}{maxSurge: 1, maxUnavailable: 0}{{ end }}
+    # Where GPUs or a node's ports are taken a new pod starts only when an old one has gone.
+    rollingUpdate: {{ if or $cuda $p.hostNetwork }}{maxSurge: 0, maxUnavailable: 1}{{ else }}{maxSurge: 1, maxUnavailable: 0}{{ end }}
   template:
     metadata:
       labels:
@@ -40,6 +40,8 @@ spec:
       {{- include "triptych.pod" . | nindent 6 }}
       terminationGracePeriodSeconds: {{ $p.terminationGracePeriodSeconds }}
       {{- $init := list (include "triptych.modelInit" . | trim) }}
+      {{- $podEncoder := include "triptych.podEncoder" . }}
+      {{- with $podEncoder }}{{ $init = append $init (trim .) }}{{ end }}
       {{- if $vllm }}{{ $init = append $init (include "triptych.vllmInit" .) }}{{ end }}
       {{- with compact $init | join "\n" }}
       initContainers:
@@ -57,12 +59,12 @@ spec:
             {{- end }}
             {{- include "triptych.flags" . | nindent 12 }}
             - --port
-            - "50051"
+            - {{ include "triptych.port" (dict "spec" $p "name" "grpc") | quote }}
             - --advertise
             - {{ include "triptych.podAddress" . | quote }}
             {{- if ne .component "pd" }}
             - --ec-transfer-port
-            - "50052"
+            - {{ include "triptych.port" (dict "spec" $p "name" "embeddings") | quote }}
             {{- end }}
             {{- if $vllm }}
             {{- include "triptych.vllmFlags" . | nindent 12 }}
@@ -110,16 +112,16 @@ spec:
           env:
             {{- include "triptych.env" . | nindent 12 }}
           ports:
-            - {name: grpc, containerPort: 50051}
+            - {name: grpc, containerPort: {{ include "triptych.port" (dict "spec" $p "name" "grpc") }}}
             {{- if ne .component "pd" }}
-            - {name: embeddings, containerPort: 50052}
+            - {name: embeddings, containerPort: {{ include "triptych.port" (dict "spec" $p "name" "embeddings") }}}
             {{- end }}
-            - {name: metrics, containerPort: 9100}
+            - {name: metrics, containerPort: {{ include "triptych.port" (dict "spec" $p "name" "metrics") }}}
           {{- include "triptych.probes" . | nindent 10 }}
           resources:
             {{- include "triptych.workerResources" . | nindent 12 }}
           securityContext:
-            {{- include "triptych.containerSecurity" .root | nindent 12 }}
+            {{- include "triptych.computeSecurity" (dict "rdma" (and (not $vllm) $p.rdma)) | nindent 12 }}
           volumeMounts:
             {{- include "triptych.secretMounts" . | nindent 12 }}
             {{- if ne .root.Values.model.source "demo" }}
@@ -132,6 +134,9 @@ spec:
         {{- include "triptych.modelVolume" . | nindent 8 }}
         {{- if $vllm }}
         {{- include "triptych.vllmVolumes" . | nindent 8 }}
+        {{- end }}
+        {{- if $podEncoder }}
+        {{- include "triptych.podEncoderVolumes" . | nindent 8 }}
         {{- end }}
         - name: tmp
           emptyDir: {sizeLimit: {{ $p.scratchSize }}}

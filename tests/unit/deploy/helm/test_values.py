@@ -72,6 +72,13 @@ def test_the_readme_is_made_from_the_schema() -> None:
         ({"pdPools": [{"name": "a", "linearKernel": "mkl"}]}, "linearKernel"),
         ({"pdPools": [{"name": "a", "sharePrefixes": "yes"}]}, "sharePrefixes"),
         ({"pdPools": [{"name": "a", "role": "encode"}]}, "role"),
+        ({"encoder": {"nearPd": "always"}}, "nearPd"),
+        ({"encoder": {"ports": {"http": 80}}}, "http"),
+        ({"pd": {"ports": {"grpc": 70000}}}, "ports/grpc"),
+        ({"pd": {"rdma": {"count": 1}}}, "rdma"),
+        ({"pd": {"rdma": {"resource": "hca"}}}, "rdma/resource"),
+        ({"pd": {"encoder": {"args": []}}}, "encoder"),
+        ({"networkPolicy": {"nodes": ["10.0.0.1"]}}, "nodes"),
         ({"proxy": {"prefillThreshold": -1}}, "prefillThreshold"),
         ({"model": {"source": "hub"}}, "model/source"),
         ({"store": {"maxMemory": "4 GB"}}, "maxMemory"),
@@ -191,6 +198,29 @@ ROUTE = {"enabled": True, "parentRefs": [{"name": "g"}]}
         (
             {"store": {"mode": "external", "existingSecret": "s", "external": {"url": "redis://me@a:1"}}},
             "leave the user out, or set store.acl to false",
+        ),
+        ({"encoder": {"hostNetwork": True}}, "needs networkPolicy.nodes: the networks of the nodes"),
+        (
+            {
+                "encoder": {"hostNetwork": True},
+                "pd": {"hostNetwork": True},
+                "networkPolicy": {"enabled": False},
+            },
+            "pdPools.default: hostNetwork with port 50051, which encoderPools.default has on the same nodes",
+        ),
+        ({"pd": {"ports": {"metrics": 50051}}}, "pdPools.default.ports has 50051 twice"),
+        (
+            {"pd": {"hostNetwork": True, "encoder": {"resources": {}}}, "networkPolicy": {"enabled": False}},
+            "pdPools.default.encoder: the containers of a pod share its network",
+        ),
+        ({"pd": {"encoder": {"resources": {}, "args": ["--port", "1"]}}}, "encoder.args has --port, which"),
+        (
+            {"encoder": {"nearPd": "required", "affinity": {"podAffinity": {}}}},
+            "encoderPools.default: nearPd is a podAffinity, and affinity has one too",
+        ),
+        (
+            {"encoder": {"numa": True, "resources": {"requests": {"cpu": "1500m"}}}},
+            "requests whole ones, and requests.cpu is 1500m: round it",
         ),
         ({"proxy": {"proxyProtocol": True}}, "proxy.proxyProtocol needs proxy.trustedProxies"),
         (
