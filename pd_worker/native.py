@@ -34,7 +34,7 @@ from triptych.pd_worker.core.kv_cache.state_slots import StateSlots
 from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.pd_worker.engine import Engine, StepMetrics
-from triptych.pd_worker.events.request_log import PDTraces
+from triptych.pd_worker.events.attempt_trace import PDTraces
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.frontend.grammar import compiler_of
 from triptych.pd_worker.frontend.tokenization import check_prompts

@@ -18,7 +18,7 @@ from triptych.base.log import log_fields
 from triptych.base.rpc.channels import INCARNATION_HEADER
 from triptych.ec_connector.base import SourceTable
 from triptych.pd_worker.core.request import EngineRequest
-from triptych.pd_worker.events.request_log import AttemptTrace, PDTraces
+from triptych.pd_worker.events.attempt_trace import AttemptTrace, PDTraces
 from triptych.pd_worker.events.streams import MAX_NAMED, EventStreams
 from triptych.pd_worker.frontend.wire import MAX_KEYS, MAX_REQUESTS, check_count, check_name, check_tenant
 from triptych.pd_worker.isolation import Isolation

@@ -27,8 +27,9 @@ from triptych.models.checkpoint.folder import given_template
 from triptych.models.checkpoint.pooling import GENERATES, PoolingDefaults, read_pooling
 from triptych.models.identity import ModelIdentity, model_identity
 from triptych.models.registry import generation_defaults
-from triptych.pd_worker.events.request_log import PDTraces, TokenTexts
+from triptych.pd_worker.events.attempt_trace import PDTraces
 from triptych.pd_worker.events.streams import EventStreams
+from triptych.pd_worker.events.token_texts import TokenTexts
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.frontend.grammar import Formats
 from triptych.pd_worker.frontend.input_processor import InputProcessor

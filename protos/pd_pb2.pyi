@@ -310,7 +310,7 @@ class PDLoad(_message.Message):
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., cache_usage: _Optional[float] = ..., generated_tokens: _Optional[int] = ...) -> None: ...
 
 class RequestEvent(_message.Message):
-    __slots__ = ("request_id", "attempt", "admitted", "item_loaded", "item_missing", "tokens", "finished", "lost", "hand_over", "proxy_id")
+    __slots__ = ("request_id", "attempt", "admitted", "item_loaded", "item_missing", "tokens", "finished", "lost", "proxy_id")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -319,7 +319,6 @@ class RequestEvent(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
-    HAND_OVER_FIELD_NUMBER: _ClassVar[int]
     PROXY_ID_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
@@ -329,9 +328,8 @@ class RequestEvent(_message.Message):
     tokens: Tokens
     finished: Finished
     lost: Lost
-    hand_over: HandOver
     proxy_id: str
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., admitted: _Optional[_Union[Admitted, _Mapping]] = ..., item_loaded: _Optional[_Union[ItemLoaded, _Mapping]] = ..., item_missing: _Optional[_Union[ItemMissing, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., lost: _Optional[_Union[Lost, _Mapping]] = ..., hand_over: _Optional[_Union[HandOver, _Mapping]] = ..., proxy_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., admitted: _Optional[_Union[Admitted, _Mapping]] = ..., item_loaded: _Optional[_Union[ItemLoaded, _Mapping]] = ..., item_missing: _Optional[_Union[ItemMissing, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., lost: _Optional[_Union[Lost, _Mapping]] = ..., proxy_id: _Optional[str] = ...) -> None: ...
 
 class Admitted(_message.Message):
     __slots__ = ("prompt_token_ids", "placements", "encoder_prompt_token_ids", "timestamps", "reasoning", "tool_format", "frames")
@@ -390,16 +388,20 @@ class ItemMissing(_message.Message):
     def __init__(self, mm_hash: _Optional[str] = ..., damaged_digest: _Optional[str] = ...) -> None: ...
 
 class Tokens(_message.Message):
-    __slots__ = ("position", "token_ids", "text", "logprobs")
+    __slots__ = ("position", "token_ids", "text", "logprobs", "offered", "kv")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    OFFERED_FIELD_NUMBER: _ClassVar[int]
+    KV_FIELD_NUMBER: _ClassVar[int]
     position: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
     logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.PositionLogprobs]
-    def __init__(self, position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ...) -> None: ...
+    offered: bool
+    kv: KVHandOff
+    def __init__(self, position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ..., offered: _Optional[bool] = ..., kv: _Optional[_Union[KVHandOff, _Mapping]] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("reason", "error", "prompt_tokens", "completion_tokens", "cached_tokens", "queue_seconds", "load_seconds", "prefill_seconds", "decode_seconds", "stop_sequence", "pooled", "work_seconds")
@@ -432,12 +434,6 @@ class Finished(_message.Message):
 class Lost(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
-
-class HandOver(_message.Message):
-    __slots__ = ("kv",)
-    KV_FIELD_NUMBER: _ClassVar[int]
-    kv: KVHandOff
-    def __init__(self, kv: _Optional[_Union[KVHandOff, _Mapping]] = ...) -> None: ...
 
 class KVHandOff(_message.Message):
     __slots__ = ("params", "seconds")

@@ -17,15 +17,8 @@ from triptych.proxy.media.source import MediaSource
 from triptych.proxy.quotas.current_call import current_call
 from triptych.proxy.quotas.quota import Hold
 from triptych.proxy.quotas.table import QuotaTable
-from triptych.proxy.requests.request import (
-    ChoiceQueue,
-    Choices,
-    ChoiceTally,
-    InFlightRequest,
-    OutputQueue,
-    ReplyMemory,
-    draw_request_id,
-)
+from triptych.proxy.requests.output_queue import ChoiceQueue, ChoiceTally, OutputQueue, ReplyMemory
+from triptych.proxy.requests.request import Choices, InFlightRequest, draw_request_id
 from triptych.proxy.splitter import VideoSegments, split
 from triptych.proxy.workers import KnownWorkers
 

@@ -19,7 +19,6 @@ from triptych.proxy.admission import Backpressure, RequestAdmission, make_choice
 from triptych.proxy.call.chat import ChatCall, Done, Output
 from triptych.proxy.call.validation import ModelKind
 from triptych.proxy.encoders.job_runner import JobRunner
-from triptych.proxy.encoders.loads import PDWork, PromptWork, kv_share, outstanding_prompts
 from triptych.proxy.events import (
     ClientLeft,
     DeadlinePassed,
@@ -33,6 +32,7 @@ from triptych.proxy.events import (
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.media.source import MediaSource
 from triptych.proxy.parsing.parsers import Parsers
+from triptych.proxy.pd.prompt_work import PDWork, PromptWork, kv_share, outstanding_prompts
 from triptych.proxy.pd.router import PDRouter
 from triptych.proxy.ports import Link, Transport
 from triptych.proxy.quotas.call_context import CallContext
@@ -40,8 +40,9 @@ from triptych.proxy.quotas.quota import Hold
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
 from triptych.proxy.requests import instructions as do
 from triptych.proxy.requests.item_supply import EncoderShortage, ItemSupply, StoreView, StoreWait
+from triptych.proxy.requests.output_queue import ReplyMemory
 from triptych.proxy.requests.recorder import Recorder
-from triptych.proxy.requests.request import Choices, InFlightRequest, ReplyMemory, draw_request_id
+from triptych.proxy.requests.request import Choices, InFlightRequest, draw_request_id
 from triptych.proxy.splitter import VideoSegments
 from triptych.proxy.turns.loop_turns import LoopTurns
 from triptych.proxy.turns.recent_holders import RecentHolders

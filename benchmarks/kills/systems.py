@@ -19,7 +19,9 @@ TOKEN = "kills-" + "t" * 32
 ENCODER, DECODER, PREFILL = "encoder", "decoding server", "prefill server"
 WORKER, STORE, PROXY, EMBEDDINGS = "worker before vLLM", "store", "proxy", "embeddings"
 DTYPE = ("--dtype", "float32")
+#: Without compilation, so that it starts and is back sooner.
 _LIMITS = (
+    "--enforce-eager",
     "--max-model-len",
     "4096",
     "--max-num-seqs",
@@ -147,7 +149,7 @@ def _vllm_epd(place: Place, *, restarts: bool) -> System:
         config = {"ec_connector": "ECExampleConnector", "ec_role": role, "ec_connector_extra_config": extra}
         return "--ec-transfer-config", json.dumps(config)
 
-    encodes = ("--enforce-eager", "--no-enable-prefix-caching", "--max-num-batched-tokens", "16384")
+    encodes = ("--no-enable-prefix-caching", "--max-num-batched-tokens", "16384")
     ids = "--enable-request-id-headers"
     urls = [f"http://127.0.0.1:{port}" for port in (encoder, decoder)]
     python, joined = str(place.peer / "venv/bin/python"), str(place.peer / "epd_proxy.py")

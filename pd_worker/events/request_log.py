@@ -1,74 +1,20 @@
-"""The log of one request's events, sent again to a proxy that lost its stream, and its spans."""
+"""The log of one request's events, sent again to a proxy that lost its stream."""
 
 from __future__ import annotations
 
 import bisect
-import re
 from array import array
 from collections import Counter
-from dataclasses import dataclass
-
-from tokenizers import Tokenizer
 
 from triptych.base.delta import Delta
 from triptych.base.errors import RequestError
 from triptych.base.log import log_fields
-from triptych.base.tracing import attributes as names
-from triptych.base.tracing.context import Producers, hex_trace_id, parse_traceparent
-from triptych.base.tracing.tracer import Span, SpanKind, Tracer
 from triptych.base.types import FinishReason
-from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.request_events import EngineEvent
+from triptych.pd_worker.events.attempt_trace import AttemptTrace
+from triptych.pd_worker.events.token_texts import TokenTexts, logprobs_to_proto
 from triptych.protos import common_pb2, pd_pb2
 from triptych.protos.convert import error_to_proto
-
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_WORD_START = "\u2581"
-
-
-class TokenTexts:
-    """`texts[token_id]` is (text, bytes); half characters are U+FFFD in the text. Thread-safe.
-
-    Bytes are those that the token adds inside of an output: a token that starts a word has its blank.
-    Special tokens stand for their own names; an id beyond the vocabulary for nothing.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        forms = f"{tokenizer.decoder} {tokenizer.pre_tokenizer}"
-        self._byte_level = _byte_level() if "ByteLevel" in forms else None
-        self._tokenizer = tokenizer
-        added = tokenizer.get_added_tokens_decoder()
-        self._added: dict[int, str] = {token_id: token.content for token_id, token in added.items()}
-        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self.size: int = tokenizer.get_vocab_size(with_added_tokens=True)
-        self._known: dict[int, tuple[str, bytes]] = {}
-
-    def __getitem__(self, token_id: int) -> tuple[str, bytes]:
-        if (known := self._known.get(token_id)) is None:
-            utf8 = self._bytes(token_id)
-            known = self._known[token_id] = (utf8.decode("utf-8", "replace"), utf8)
-        return known
-
-    def _bytes(self, token_id: int) -> bytes:
-        if token_id in self._added:
-            return self._added[token_id].encode()
-        piece: str | None = self._tokenizer.id_to_token(token_id)
-        if piece is None:
-            return b""
-        if self._byte_level is not None:
-            return b"".join(self._byte_level.get(char, char.encode()) for char in piece)
-        if match := _BYTE.fullmatch(piece):
-            return bytes([int(match[1], 16)])
-        return piece.replace(_WORD_START, " ").encode()
-
-
-def _byte_level() -> dict[str, bytes]:
-    """The characters that byte-level vocabularies write bytes with: printable ones stand for themselves."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    table = {chr(byte): bytes([byte]) for byte in printable}
-    return table | {chr(256 + index): bytes([byte]) for index, byte in enumerate(others)}
-
 
 #: Events with tokens that are merged into one: a long backlog is sent in parts.
 _MAX_TEXTS = 4096
@@ -119,9 +65,10 @@ class RequestLog:
         self._sent_texts = 0
         self._sent_admitted = False
         self._unsent_items: dict[str, None] = {}
-        #: Of a request that is offered to a decode worker.
-        self._offer: pd_pb2.RequestEvent | None = None
-        self._sent_offer = False
+        #: A decode worker may take the request over: the next tokens say so.
+        self.offered = self._sent_offer = False
+        #: What is kept for that worker, where it does not find it by content.
+        self.kv: pd_pb2.KVHandOff | None = None
 
     @property
     def log_extra(self) -> dict[str, object]:
@@ -168,18 +115,10 @@ class RequestLog:
                 if (trace := self._end_trace()) is not None:
                     trace.finished(event.finished)
 
-    def offer(self, kv: pd_pb2.KVHandOff | None = None) -> None:
-        """Offers the request to a decode worker, once, from its first token on."""
-        if self._offer is None:
-            self._offer = pd_pb2.RequestEvent(
-                request_id=self.request_id, attempt=self.attempt, hand_over=pd_pb2.HandOver(kv=kv)
-            )
-
     @property
     def _offers(self) -> bool:
-        """Whether an offer is to be sent now."""
-        unsent = self._offer is not None and not self._sent_offer
-        return unsent and bool(self._token_ids) and self.finished is None
+        """Whether the next tokens are to say that the request is offered."""
+        return self.offered and not self._sent_offer and self.finished is None
 
     def removed(self) -> None:
         """The log is dropped: ends the trace of an attempt that has not finished."""
@@ -235,9 +174,6 @@ class RequestLog:
         self._unsent_items.clear()
         if self._sent_texts < len(self._texts):
             events.append(self._event(tokens=self._drain_tokens()))
-        if self._offer is not None and self._offers:
-            self._sent_offer = True
-            events.append(self._offer)
         if not self.has_unsent:
             events.extend(self.drain_end(now))
         return events
@@ -248,9 +184,9 @@ class RequestLog:
         Not those of a request with log-probabilities. UnicodeEncodeError for a text that is no Unicode.
         """
         first, last = self._sent_texts, len(self._texts)
-        if self.finished is not None or self._unsent_items or self._logprobs or not self._sent_admitted:
+        if self.finished is not None or self._unsent_items or self._logprobs:
             return None
-        if self._offers:
+        if self._offers or not self._sent_admitted:
             return None
         if first == last or last - first > _MAX_TEXTS:
             return None
@@ -298,11 +234,15 @@ class RequestLog:
         position = self._starts[first]
         end = self._starts[last] if last < len(self._texts) else self.position
         ids = slice(position - self._first, end - self._first)
+        offered = self._offers
+        self._sent_offer |= offered
         return pd_pb2.Tokens(
             position=position,
             token_ids=self._token_ids[ids],
             text="".join(self._texts[first:last]),
             logprobs=self._logprobs[ids],
+            offered=offered,
+            kv=self.kv if offered else None,
         )
 
     def _set_item(self, mm_hash: str, event: pd_pb2.RequestEvent) -> None:
@@ -315,99 +255,3 @@ class RequestLog:
         return pd_pb2.RequestEvent(
             request_id=self.request_id, attempt=self.attempt, tokens=tokens, finished=finished
         )
-
-
-def logprobs_to_proto(raw: RawLogprobs, texts: TokenTexts) -> common_pb2.PositionLogprobs:
-    def token(token_id: int, logprob: float) -> common_pb2.TokenLogprob:
-        text, utf8 = texts[token_id]
-        return common_pb2.TokenLogprob(token_id=token_id, logprob=logprob, text=text, utf8=utf8)
-
-    return common_pb2.PositionLogprobs(chosen=token(*raw.chosen), top=[token(*pair) for pair in raw.top])
-
-
-@dataclass(frozen=True, slots=True)
-class PDTraces:
-    """What a PD worker's traces need: the tracer, and the spans that computed the items it has loaded."""
-
-    tracer: Tracer
-    producers: Producers
-
-    def begin(self, message: pd_pb2.SubmitRequest) -> AttemptTrace | None:
-        """The trace of an attempt that has come; None where it is not recorded."""
-        parent = parse_traceparent(message.traceparent, message.tracestate)
-        start = self.tracer.clock()
-        span = self.tracer.start("PD request", parent, kind=SpanKind.SERVER, at=start)
-        return AttemptTrace(self, span, start, message) if span.is_recording() else None
-
-
-class AttemptTrace:
-    """The span of one attempt, from Submit to its last event. It has one call for each event but tokens."""
-
-    def __init__(self, traces: PDTraces, span: Span, start: float, message: pd_pb2.SubmitRequest) -> None:
-        self.context = span.get_span_context()
-        #: For logs.
-        self.trace_id = hex_trace_id(self.context)
-        self._traces = traces
-        self._span = span
-        self._start = start
-        self._admitted: float | None = None
-        span.set_attributes(
-            {
-                names.REQUEST_ID: message.request_id,
-                names.ATTEMPT: message.attempt,
-                names.ITEMS: len(message.items),
-                names.RESUMED_TOKENS: len(message.resume.output_token_ids),
-            }
-        )
-
-    def admitted(self) -> None:
-        """The bytes of all items are reserved."""
-        self._admitted = self._traces.tracer.clock()
-        self._traces.tracer.note(self._span, "admitted", self._admitted)
-
-    def item_loaded(self, event: pd_pb2.ItemLoaded) -> None:
-        """An item is there, whether it was loaded for this request or not."""
-        tracer, at = self._traces.tracer, self._traces.tracer.clock()
-        # A load that another request had begun is this one's from its arrival on.
-        start = max(self._start, at - event.seconds)
-        source = event.path or ("store" if event.seconds > 0.0 else "resident")
-        attributes = {**names.item(event.mm_hash), names.SOURCE: source}
-        # Linked to the span that computed the embedding, be it another request's.
-        links = self._traces.producers.links(event.mm_hash)
-        tracer.end(tracer.start("load item", self.context, attributes, at=start, links=links), at)
-
-    def item_missing(self, event: pd_pb2.ItemMissing) -> None:
-        """An item is gone from the store, or damaged."""
-        name = "item damaged" if event.damaged_digest else "item missing"
-        self._traces.tracer.note(self._span, name)
-
-    def finished(self, end: pd_pb2.Finished) -> None:
-        """The attempt's last event."""
-        self._span.set_attributes(
-            {
-                names.INPUT_TOKENS: end.prompt_tokens,
-                names.CACHED_TOKENS: end.cached_tokens,
-                names.OUTPUT_TOKENS: end.completion_tokens,
-                names.FINISH_REASONS: (end.reason,),
-            }
-        )
-        self._stages(end)
-        self._record(end.error.code)
-
-    def failed(self, error: str) -> None:
-        """The attempt ended without a last event of the engine: cancelled, refused, or handed over."""
-        self._record(error)
-
-    def _stages(self, end: pd_pb2.Finished) -> None:
-        tracer, context, start = self._traces.tracer, self.context, self._start
-        tracer.stage("queue", context, start, end.queue_seconds)
-        if self._admitted is not None:
-            tracer.stage("wait for items", context, self._admitted, end.load_seconds)
-        scheduled = start + end.queue_seconds
-        tracer.stage("prefill", context, scheduled, end.prefill_seconds)
-        tracer.stage("decode", context, scheduled + end.prefill_seconds, end.decode_seconds)
-
-    def _record(self, error: str) -> None:
-        if error:
-            self._span.set_attribute(names.ERROR_TYPE, error)
-        self._traces.tracer.end(self._span, error=error)

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 
 from triptych.base.errors import InternalError
 from triptych.pd_worker.core.request_events import EngineEvent
-from triptych.pd_worker.events.request_log import AttemptTrace, RequestLog, TokenTexts
+from triptych.pd_worker.events.attempt_trace import AttemptTrace
+from triptych.pd_worker.events.request_log import RequestLog
 from triptych.pd_worker.events.stream_message import StreamMessage
+from triptych.pd_worker.events.token_texts import TokenTexts
 from triptych.protos import pd_pb2
 
 logger = logging.getLogger(__name__)
@@ -228,21 +230,17 @@ class EventStreams:
                 )
                 log.fail(InternalError("the request's output could not be sent"))
                 self._cancel_in_engine([event.request_id], event.proxy_id)
-            if self.offers_at_first_token:
-                log.offer()
+            log.offered |= self.offers_at_first_token
             if proxy.stream is not None:
                 proxy.stream.add(log)
 
     def offer(self, proxy_id: str, request_id: str, attempt: int, kv: pd_pb2.KVHandOff | None = None) -> None:
-        """A decode worker may take the request over, if it has a token: with the `kv` that is kept for it,
+        """A decode worker may take the request over, as its next tokens say: with the `kv` that is kept for it,
         else with what it finds by content. See `call_offer`."""
         proxy = self._proxies.get(proxy_id)
         log = proxy.requests.get(request_id) if proxy else None
-        if proxy is None or log is None or log.attempt != attempt:
-            return
-        log.offer(kv)
-        if proxy.stream is not None:
-            proxy.stream.add(log)
+        if log is not None and log.attempt == attempt:
+            log.offered, log.kv = True, kv
 
     def call_offer(self, proxy_id: str, request_id: str, attempt: int) -> None:
         """As `offer`, from any thread."""

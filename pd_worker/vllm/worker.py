@@ -24,7 +24,7 @@ from triptych.base.vllm_classes import class_of
 from triptych.ec_connector.base import DirectTransfer
 from triptych.models.registry import family_of, resolve_dtype
 from triptych.pd_worker.core.request import EngineRequest
-from triptych.pd_worker.events.request_log import PDTraces
+from triptych.pd_worker.events.attempt_trace import PDTraces
 from triptych.pd_worker.frontend.grammar import compiler_of
 from triptych.pd_worker.vllm.calls import DirectItems, Embeddings, EngineFormats, ItemStore
 from triptych.pd_worker.vllm.connection import EngineConnection

@@ -1,16 +1,16 @@
-"""Encoder jobs: one item each on its way into the store, their order and turns fair between tenants."""
+"""Encoder jobs: one item each on its way into the store, and what it waits for."""
 
 from __future__ import annotations
 
 import enum
 import heapq
 import math
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
 from triptych.base.tracing.context import SpanContext
 from triptych.base.types import ItemPlan
+from triptych.proxy.encoders.fair_turns import Turn
 from triptych.proxy.media.source import ItemMedia
 from triptych.proxy.routing import MAX_LOSSES
 
@@ -19,90 +19,8 @@ FIRST_BACKOFF = 0.1
 LAST_BACKOFF = 2.0
 #: More of them than the limit takes. A popular item is tried without end, and a float holds 1023 doublings.
 _MAX_DOUBLINGS = 16
-#: Seconds of slack that later work has to have less to go before earlier work: estimates are no better.
-SLACK_MARGIN = 1.0
-#: Later work of its tenant that may go before any one piece of work.
-MAX_OVERTAKEN = 64
 
 Rank = tuple[bool, bool, int, int]
-
-
-@dataclass(eq=False, slots=True)
-class Turn:
-    """One turn of a tenant. Its holder, an item or a request, has `work` seconds left at its encoders."""
-
-    tenant: str = ""
-    holder: str = ""
-    number: int = 0
-    deadline: float = math.inf
-    work: float = 0.0
-    #: Later work that has gone before it.
-    overtaken: int = 0
-    #: It is drawn, and its work has not begun.
-    waits: bool = False
-
-    def passes(self, other: Turn) -> bool:
-        """Whether it has less slack, and not by its work alone: with one timeout for all nothing changes."""
-        slack, others = self.deadline - self.work, other.deadline - other.work
-        urgent = self.deadline < other.deadline and slack + SLACK_MARGIN < others
-        return urgent and other.overtaken < MAX_OVERTAKEN
-
-
-class FairTurns:
-    """Fair queueing by tenant: new work comes after one turn of each other tenant, whatever they have queued.
-
-    A tenant's turns are the same whatever its deadlines: urgent work takes the turn of its own tenant's other
-    work, which moves one turn back, MAX_OVERTAKEN times at most. Without deadlines work keeps its order.
-    """
-
-    def __init__(self) -> None:
-        #: The last turn that each tenant has drawn, where it is not over.
-        self._drawn: dict[str, int] = {}
-        self._now = 0
-        #: Turns whose work has not begun, by tenant, in order.
-        self._waiting: dict[str, list[Turn]] = {}
-
-    def draw(self, tenant: str, holder: str = "") -> Turn:
-        """The tenant's next turn; `hurry` moves it forward."""
-        number = max(self._drawn.get(tenant, 0), self._now) + 1
-        self._drawn[tenant] = number
-        turn = Turn(tenant, holder, number, waits=True)
-        self._waiting.setdefault(tenant, []).append(turn)
-        return turn
-
-    def hurry(self, turn: Turn, deadline: float, work: float = 0.0) -> list[Turn]:
-        """The holder has to end by `deadline`. Returns the other turns that have moved by it."""
-        moved: list[Turn] = []
-        if deadline >= turn.deadline:
-            return moved
-        turn.deadline, turn.work = deadline, work
-        waiting = self._waiting[turn.tenant] if turn.waits else []
-        place = next((place for place in reversed(range(len(waiting))) if waiting[place] is turn), 0)
-        while place > 0 and turn.passes(before := waiting[place - 1]):
-            turn.number, before.number = before.number, turn.number
-            before.overtaken += 1
-            waiting[place - 1 : place + 1] = turn, before
-            moved.append(before)
-            place -= 1
-        return moved
-
-    def begin(self, number: int, *turns: Turn | None) -> None:
-        """Work of this number begins, which these turns wait for."""
-        for turn in turns:
-            self.drop(turn)
-        if number > self._now:
-            self._now = number
-            if len(self._drawn) > 64:
-                self._drawn = {tenant: drawn for tenant, drawn in self._drawn.items() if drawn > number}
-
-    def drop(self, turn: Turn | None) -> None:
-        """The turn's work has begun or is over: the turn moves no more. Idempotent."""
-        if turn is not None and turn.waits:
-            turn.waits = False
-            waiting = self._waiting[turn.tenant]
-            waiting.remove(turn)
-            if not waiting:
-                del self._waiting[turn.tenant]
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,120 +228,3 @@ class Requester:
     jobs: dict[EncoderJob, None] = field(default_factory=dict)
     #: Its turn among the admitted requests, while a PD worker has memory for its items.
     admission: Turn | None = None
-
-
-K = TypeVar("K", bound=Hashable)
-
-#: Entries that are out of date may make up this many, and as many as the others, before they are swept out.
-_STALE_ENTRIES = 64
-
-
-class JobQueue:
-    """Jobs by rank, the best first. A job that is pushed again moves to its new rank."""
-
-    __slots__ = ("_heap", "_tickets", "_turn")
-
-    def __init__(self) -> None:
-        #: (rank, ticket, job): out of date unless the ticket is the job's latest.
-        self._heap: list[tuple[Rank, int, EncoderJob]] = []
-        self._tickets: dict[EncoderJob, int] = {}
-        self._turn = 0
-
-    def __len__(self) -> int:
-        return len(self._tickets)
-
-    def push(self, job: EncoderJob, rank: Rank) -> None:
-        self._turn += 1
-        self._tickets[job] = self._turn
-        heapq.heappush(self._heap, (rank, self._turn, job))
-        if len(self._heap) > _STALE_ENTRIES + 2 * len(self._tickets):
-            self._heap = [entry for entry in self._heap if self._tickets.get(entry[2]) == entry[1]]
-            heapq.heapify(self._heap)
-
-    def discard(self, job: EncoderJob) -> None:
-        self._tickets.pop(job, None)
-
-    def first(self) -> tuple[Rank, EncoderJob] | None:
-        """The best job with its rank; it stays."""
-        heap = self._heap
-        while heap and self._tickets.get(heap[0][2]) != heap[0][1]:
-            heapq.heappop(heap)
-        return (heap[0][0], heap[0][2]) if heap else None
-
-    def jobs(self) -> list[EncoderJob]:
-        return list(self._tickets)
-
-
-class JobFiles(Generic[K]):
-    """Queues of jobs by a key that says what they wait for; a job is in one of them at most."""
-
-    def __init__(self) -> None:
-        self._queues: dict[K, JobQueue] = {}
-        self._keys: dict[EncoderJob, K] = {}
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def file(self, job: EncoderJob, key: K, rank: Rank) -> None:
-        """Puts the job under `key`, at this rank."""
-        if self._keys.get(job, key) != key:
-            self.discard(job)
-        self._keys[job] = key
-        self._queues.setdefault(key, JobQueue()).push(job, rank)
-
-    def renew(self, job: EncoderJob, rank: Rank) -> None:
-        """Moves the job to this rank; nothing where it is not filed."""
-        if job in self._keys:
-            self._queues[self._keys[job]].push(job, rank)
-
-    def discard(self, job: EncoderJob) -> None:
-        """Idempotent."""
-        if job in self._keys:
-            key = self._keys.pop(job)
-            queue = self._queues[key]
-            queue.discard(job)
-            if not queue:
-                del self._queues[key]
-
-    def all_keys(self) -> list[K]:
-        """Those that some job is filed under."""
-        return list(self._queues)
-
-    def jobs(self, key: K) -> list[EncoderJob]:
-        queue = self._queues.get(key)
-        return [] if queue is None else queue.jobs()
-
-    def walk(self, keys: Iterable[K]) -> Walk:
-        """The jobs under `keys`, best first."""
-        return Walk(self._queues[key] for key in keys)
-
-
-class Walk:
-    """Several queues as one. What keeps the first job of a queue back keeps all behind it back.
-
-    Between two questions jobs may leave the queues, but none may enter.
-    """
-
-    def __init__(self, queues: Iterable[JobQueue]) -> None:
-        self._heads: list[tuple[Rank, int, JobQueue]] = []
-        for index, queue in enumerate(queues):
-            if (first := queue.first()) is not None:
-                self._heads.append((first[0], index, queue))
-        heapq.heapify(self._heads)
-
-    def first(self) -> EncoderJob | None:
-        """The best job of all."""
-        while self._heads:
-            rank, index, queue = self._heads[0]
-            head = queue.first()
-            if head is None:
-                heapq.heappop(self._heads)
-            elif head[0] != rank:
-                heapq.heapreplace(self._heads, (head[0], index, queue))
-            else:
-                return head[1]
-        return None
-
-    def skip(self) -> None:
-        """Leaves the queue of the best job out from now on."""
-        heapq.heappop(self._heads)

@@ -18,9 +18,11 @@ from triptych.base.types import ItemPlan
 from triptych.protos import encoder_pb2, job_events
 from triptych.protos.convert import plan_from_proto
 from triptych.protos.encoder_pb2 import EncodeEvent, JobFailed
+from triptych.proxy.encoders.arrivals import ArrivedItems
 from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, ItemSource, JobState
 from triptych.proxy.encoders.job_table import EncoderJobTable
-from triptych.proxy.encoders.loads import ArrivedItems, WorkModel, tower_patches
+from triptych.proxy.encoders.loads import tower_patches
+from triptych.proxy.encoders.work_model import WorkModel
 from triptych.proxy.events import JobEvent, StoreEpoch
 from triptych.proxy.ports import JobStream, RequestEvents, Transport
 from triptych.proxy.routing import MAX_LOSSES

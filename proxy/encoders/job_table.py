@@ -18,19 +18,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from triptych.base.types import ItemPlan
-from triptych.proxy.encoders.job import (
-    AT_WORK,
-    EncoderJob,
-    EncoderSlot,
-    FairTurns,
-    JobFiles,
-    JobState,
-    PlanKey,
-    Requester,
-    RunKey,
-)
+from triptych.proxy.encoders.arrivals import Outstanding
+from triptych.proxy.encoders.fair_turns import FairTurns
+from triptych.proxy.encoders.job import AT_WORK, EncoderJob, EncoderSlot, JobState, PlanKey, Requester, RunKey
+from triptych.proxy.encoders.job_files import JobFiles
 from triptych.proxy.encoders.known_items import KnownItems
-from triptych.proxy.encoders.loads import EncoderLoads, Outstanding, WorkModel, sooner_elsewhere
+from triptych.proxy.encoders.loads import EncoderLoads, sooner_elsewhere
+from triptych.proxy.encoders.work_model import WorkModel
 from triptych.proxy.routing import MAX_LOSSES, EncoderLoad, PDLoad, Suspects, choose_encoder
 
 

@@ -151,6 +151,8 @@ def _deliver_events(step: Iterable[pd_pb2.RequestEvent], events: RequestEvents) 
             if with_logprobs and request_id in with_logprobs:
                 logprobs = [logprobs_from_proto(position) for position in tokens.logprobs]
             events.tokens(request_id, event.attempt, tokens.position, token_ids, tokens.text, logprobs)
+            if tokens.offered:
+                events.deliver(request_id, event)
         except Exception as error:
             _bad_event(event.request_id, event.attempt, error, events)
 

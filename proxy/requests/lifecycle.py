@@ -225,9 +225,9 @@ class Lifecycle:
                 return self._finished(event.finished) if served(event) else self._given_up(event.finished)
             case "lost":
                 return self._worker_lost()
-            case "hand_over" if self.phase is Phase.RUN:
-                offer = event.hand_over
-                return self._successor.offered(offer.kv if offer.HasField("kv") else None)
+            case "tokens" if event.tokens.offered and self.phase is Phase.RUN:
+                kept = event.tokens.kv if event.tokens.HasField("kv") else None
+                return self._successor.offered(kept)
         return ()
 
     def _hand_over(self, event: SuccessorSent | SuccessorBegun) -> Sequence[Instruction]:

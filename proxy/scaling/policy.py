@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from triptych.base.scaling import PoolDemand, ScalingDecision, ScalingRules, WorkerGroup
-from triptych.proxy.encoders.loads import FAST_SECONDS, SLOW_SECONDS
+from triptych.proxy.encoders.arrivals import FAST_SECONDS, SLOW_SECONDS
 
 #: Arriving work is a burst where the fast average is at least this many times the slow one.
 PANIC_RATIO = 2.0

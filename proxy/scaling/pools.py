@@ -9,18 +9,10 @@ from collections.abc import Iterable
 from triptych.base.config.proxy import ScalingConfig
 from triptych.base.scaling import PoolDemand, ScalingRules, WorkerGroup
 from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.encoders.loads import (
-    FAST_SECONDS,
-    MIN_WORK,
-    SLOW_SECONDS,
-    ArrivedItems,
-    Items,
-    Outstanding,
-    PDWork,
-    PromptWork,
-    WorkModel,
-)
+from triptych.proxy.encoders.arrivals import FAST_SECONDS, SLOW_SECONDS, ArrivedItems, Items, Outstanding
+from triptych.proxy.encoders.work_model import MIN_WORK, WorkModel
 from triptych.proxy.pd.choice import DEFAULT_SEQS
+from triptych.proxy.pd.prompt_work import PDWork, PromptWork
 from triptych.proxy.workers import KnownWorkers
 
 

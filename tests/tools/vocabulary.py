@@ -58,12 +58,11 @@ BESIDE = (
 #: The calls that an item's plan makes in the proxy, from its message to the PD worker's Submit.
 CALLS = """encoders/encoder_client.py:EncodeStream.result encoders/job_runner.py:JobRunner._planned
     encoders/job_table.py:EncoderJobTable.planned encoders/job_table.py:EncoderJobTable._settle
-    encoders/loads.py:ArrivedItems.resize encoders/job_runner.py:JobRunner._tell
+    encoders/arrivals.py:ArrivedItems.resize encoders/job_runner.py:JobRunner._tell
     dispatcher.py:Dispatcher.deliver requests/lifecycle.py:Lifecycle.deliver
     requests/lifecycle.py:Lifecycle._of_job requests/lifecycle.py:Lifecycle._submit
-    requests/recorder.py:Recorder.record pd/router.py:PDRouter.submit pd/router.py:PDRouter.pump
-    pd/choice.py:PDChoice.choose pd/router.py:PDRouter._send
-    pd/router.py:PDRouter._hand_over pd/link.py:PDLink.submit"""
+    requests/recorder.py:Recorder.record pd/router.py:PDRouter.submit pd/choice.py:PDChoice.choose
+    pd/router.py:PDRouter._send pd/router.py:PDRouter._hand_over pd/link.py:PDLink.submit"""
 #: Types of fields that hold a plan.
 PLANS = re.compile(r"^(?!Callable).*\b(ItemPlan|EncodeEvent|ItemReady|ItemSlot)\b")
 

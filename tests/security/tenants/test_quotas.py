@@ -78,7 +78,7 @@ NO_BUDGETS = {
     ("media/spool.py", "Semaphore"): "of one request",
     ("openai/completions/endpoint.py", "Queue"): "of one request",
     ("parsing/parsers.py", "ThreadPoolExecutor"): "the thread of the quota `parser`",
-    ("requests/request.py", "Overloaded"): "of one stream: its client does not read, its worker goes on",
+    ("requests/output_queue.py", "Overloaded"): "of one stream: its client does not read, its worker goes on",
 }
 PROXY = Path(__file__).parents[3] / "proxy"
 

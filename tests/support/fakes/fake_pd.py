@@ -45,8 +45,8 @@ def tokens_of(submit: pd_pb2.SubmitRequest) -> int:
 
 
 def plain(event: pd_pb2.RequestEvent) -> bool:
-    """Whether it is tokens without log-probabilities."""
-    return event.HasField("tokens") and not event.tokens.logprobs
+    """Whether it is tokens without log-probabilities, and without an offer."""
+    return event.HasField("tokens") and not event.tokens.logprobs and not event.tokens.offered
 
 
 def as_lists(event: pd_pb2.RequestEvent) -> pd_pb2.StepTokens:
@@ -370,11 +370,12 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
             tokens = pd_pb2.Tokens(position=index, token_ids=[token], text=text)
             if sampling.HasField("logprobs"):
                 tokens.logprobs.append(fake_logprobs(index, text, sampling.logprobs))
+            tokens.offered = self.role == "prefill" and index == len(submit.resume.output_token_ids)
+            if tokens.offered and self.kv is not None:
+                tokens.kv.CopyFrom(self.kv)
             self.emit(held, tokens=tokens)
             if self.repeat_frames:
                 self.emit(held, tokens=tokens)
-            if self.role == "prefill" and index == len(submit.resume.output_token_ids):
-                self.emit(held, hand_over=pd_pb2.HandOver(kv=self.kv))
             await asyncio.sleep(self.pace)
         finished = pd_pb2.Finished(
             reason="stop" if script is not None and count == len(script) else "length",

@@ -21,7 +21,7 @@ class Answer:
     text: str = ""
     admitted: pd_pb2.Admitted | None = None
     finished: pd_pb2.Finished | None = None
-    hand_over: pd_pb2.HandOver | None = None
+    kept: pd_pb2.KVHandOff | None = None
     lost: bool = False
     loaded: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -125,21 +125,21 @@ class PDClient:
     def _take(self, event: pd_pb2.RequestEvent) -> None:
         answer = self.answers[event.request_id]
         kind = event.WhichOneof("body")
-        answer.bodies.append(kind or "")
+        answer.bodies.append("offer" if event.tokens.offered else kind or "")
         match kind:
             case "admitted":
                 answer.admitted = event.admitted
             case "tokens":
                 assert event.tokens.position == len(answer.token_ids), "a token twice, or one missing"
                 answer.token_ids.extend(event.tokens.token_ids)
+                if event.tokens.HasField("kv"):
+                    answer.kept = event.tokens.kv
                 answer.text += event.tokens.text
                 answer.logprobs.extend(event.tokens.logprobs)
             case "item_loaded":
                 answer.loaded.append(event.item_loaded.mm_hash)
             case "item_missing":
                 answer.missing.append(event.item_missing.mm_hash)
-            case "hand_over":
-                answer.hand_over = event.hand_over
             case "finished":
                 answer.finished = event.finished
             case "lost":

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
 
-from benchmarks.kills.__main__ import NOTHING, RIGHT, faults, page
+import pytest
+
+from benchmarks.against_peer.rounds import keep
+from benchmarks.kills import __main__ as kills
+from benchmarks.kills.__main__ import NOTHING, RIGHT, Run, faults, page
 from benchmarks.kills.load import Load, Trial
-from benchmarks.kills.systems import SYSTEMS, System
+from benchmarks.kills.systems import SYSTEMS, Place, System
 
 GOOD, OTHER = [1, 2, 3], [1, 2, 4]
 
@@ -59,3 +65,38 @@ def test_a_system_that_nobody_starts_again_is_only_killed(tmp_path):
 def test_every_system_has_a_sentence_on_the_page():
     text = page([])
     assert [name for name in SYSTEMS if f"`{name}`" not in text] == []
+
+
+class Started(Exception):
+    """The system was started."""
+
+
+@pytest.mark.parametrize(
+    ("there", "seconds", "starts"),
+    [((), 60.0, True), ((), -1.0, False), (("store killed", "store cut off"), 60.0, False)],
+)
+def test_what_is_there_is_not_run_again_and_nothing_begins_when_the_time_is_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: tuple[str, ...], seconds: float, starts: bool
+) -> None:
+    def started(*_: object, **__: object) -> None:
+        raise Started
+
+    monkeypatch.setattr(kills, "Processes", started)
+    monkeypatch.setitem(SYSTEMS, "vllm-pd", lambda place: System([], "", "", {"store": "store"}))
+    file = tmp_path / "kills.jsonl"
+    for fault in (NOTHING, *there):
+        keep(file, trial("vllm-pd", [GOOD], fault=fault))
+    run = Run("vllm-pd", 0, Place(tmp_path, tmp_path), file, "*", time.monotonic() + seconds)
+    found = False
+    try:
+        asyncio.run(run.measure())
+    except Started:
+        found = True
+    assert found is starts
+
+
+def test_answers_of_every_fault_of_every_system_are_compared(tmp_path: Path) -> None:
+    known = {fault.name for fault in kills._all_faults()}
+    parts = ("encoder", "prefill server", "decoding server", "worker before vLLM", "store", "proxy")
+    system = System([], "", "", dict.fromkeys(parts, ""), files=tmp_path)
+    assert {fault.name for fault in faults(system)} <= known

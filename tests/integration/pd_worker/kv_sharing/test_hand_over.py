@@ -41,7 +41,7 @@ async def test_a_request_goes_on_at_the_decode_worker_with_the_blocks_of_the_pre
         assert (
             await p.submit(p.message("r", new_text(), **SAMPLING))
         ).status == pd_pb2.SubmitReply.STATUS_QUEUED
-        await p.has("r", "hand_over")
+        await p.has("r", "offer")
         prompt = list(p.answers["r"].admitted.prompt_token_ids)
         assert count(first, SAVED) == len(prompt) // 16 * 16, "offered before its blocks were stored"
         assert count(first, LOADED) == 0
@@ -59,7 +59,7 @@ async def test_a_request_is_offered_though_nothing_can_be_saved(store_url, monke
     monkeypatch.setattr(KVTransfers, "has_room", lambda self, nbytes: False)
     async with serving(served_model("qwen3_vl"), store_url, role="prefill") as (_, p):
         await p.submit(p.message("r", new_text(), **SAMPLING))
-        await p.has("r", "hand_over")
+        await p.has("r", "offer")
 
 
 async def test_a_request_is_offered_after_a_while_though_its_blocks_are_still_on_the_way(
@@ -73,11 +73,11 @@ async def test_a_request_is_offered_after_a_while_though_its_blocks_are_still_on
     monkeypatch.setattr(KVTransfers, "_stored", stuck)
     async with serving(served_model("qwen3_vl"), store_url, role="prefill") as (_, p):
         await p.submit(p.message("r", new_text(), **SAMPLING))
-        await p.has("r", "hand_over")
+        await p.has("r", "offer")
 
 
 async def test_workers_of_both_roles_neither_save_nor_look(store_url):
     async with serving(served_model("qwen3_vl"), store_url) as (worker, client):
         assert worker.engine.sharing is None
         await client.submit(client.message("r", new_text(), **SAMPLING))
-        assert "hand_over" not in (await client.until("r")).bodies
+        assert "offer" not in (await client.until("r")).bodies

@@ -50,8 +50,8 @@ async def test_a_prefill_worker_offers_its_prompts_kv_with_the_first_token_and_g
     assert first["sampling_params"]["max_tokens"] == 1
     assert second["token_ids"] == prompt + found.token_ids[:1] and "kv_transfer_params" not in second
     assert found.token_ids == greedy({"token_ids": prompt}, 12)
-    assert b"10.0.0.7" in found.hand_over.kv.params
-    assert found.hand_over.kv.seconds == kv_transfer.KEPT_SECONDS
+    assert b"10.0.0.7" in found.kept.params
+    assert found.kept.seconds == kv_transfer.KEPT_SECONDS
     # What this worker has computed itself was not cached before.
     assert found.finished.cached_tokens == 0
     assert counted(prefill) == {"kept": 1}
@@ -74,7 +74,7 @@ async def test_nothing_is_kept_where_nobody_could_go_on(server, prefill, message
     found = await client.until("r1")
     (call,) = server.calls
     assert call.body["stream"] and "kv_transfer_params" not in call.body
-    assert "hand_over" not in found.bodies and len(found.token_ids) == 12
+    assert "offer" not in found.bodies and len(found.token_ids) == 12
 
 
 async def test_an_output_that_ends_with_its_first_token_is_not_offered(server, prefill):
@@ -88,7 +88,7 @@ async def test_an_output_that_ends_with_its_first_token_is_not_offered(server, p
     await client.submit(client.message("r1", "hello", may_hand_over=True, **SAMPLING))
     found = await client.until("r1")
     assert (found.finished.reason, len(found.token_ids)) == ("stop", 1)
-    assert len(server.calls) == 1 and "hand_over" not in found.bodies
+    assert len(server.calls) == 1 and "offer" not in found.bodies
 
 
 async def test_a_vllm_that_keeps_nothing_serves_and_is_named_once(server, prefill, caplog):
@@ -97,7 +97,7 @@ async def test_a_vllm_that_keeps_nothing_serves_and_is_named_once(server, prefil
         server.scripts = [whole()]
         await client.submit(client.message(name, "hello", may_hand_over=True, **SAMPLING))
         found = await client.until(name)
-        assert len(found.token_ids) == 12 and "hand_over" not in found.bodies
+        assert len(found.token_ids) == 12 and "offer" not in found.bodies
     assert caplog.text.count("--kv-transfer-config") == 1
     assert counted(prefill) == {"not_kept": 2}
 

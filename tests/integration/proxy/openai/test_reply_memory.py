@@ -16,7 +16,7 @@ from triptych.base.errors import Overloaded
 from triptych.proxy import dispatcher
 from triptych.proxy.auth.keys import KeyLimits, KeyRing
 from triptych.proxy.http.connections import ConnectionLimits
-from triptych.proxy.requests.request import UNPAUSED
+from triptych.proxy.requests.output_queue import UNPAUSED
 from triptych.store.embedding_store import EmbeddingStore
 
 LAST = b"[DONE]\n\n\r\n0\r\n\r\n"

@@ -13,7 +13,7 @@ from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.protos.common_pb2 import Error
 from triptych.protos.convert import logprobs_from_proto
-from triptych.protos.pd_pb2 import HandOver, KVHandOff, SubmitRequest
+from triptych.protos.pd_pb2 import KVHandOff, SubmitRequest, Tokens
 from triptych.proxy.pd import successors
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -243,7 +243,7 @@ async def test_an_offer_of_a_worker_without_a_role_changes_nothing(cluster: Fake
     asked = ask(cluster)
     await until(lambda: cluster.received == 4, "the first tokens")
     [held] = worker.requests.values()
-    worker.emit(held, hand_over=HandOver())
+    worker.emit(held, tokens=Tokens(position=4, token_ids=[1004], text=token_text(4), offered=True))
     worker.gate.set()
     assert await asked == whole_text(TOKENS)
 

@@ -21,8 +21,8 @@ from triptych.base.rpc import channels as rpc
 from triptych.base.rpc.channels import make_channel, make_server
 from triptych.pd_worker import server
 from triptych.pd_worker.core.outputs import RawLogprobs
-from triptych.pd_worker.events.request_log import TokenTexts
 from triptych.pd_worker.events.streams import MESSAGE_BYTES, EventStreams
+from triptych.pd_worker.events.token_texts import TokenTexts
 from triptych.pd_worker.frontend.wire import MAX_KEYS, MAX_REQUESTS
 from triptych.pd_worker.server import PDServicer
 from triptych.pd_worker.turn_pool import TurnPool

@@ -11,7 +11,7 @@ from triptych.base.delta import Delta
 from triptych.base.errors import InternalError
 from triptych.base.tracing.context import Producers, hex_trace_id, metadata, to_bytes
 from triptych.base.tracing.tracer import SpanKind
-from triptych.pd_worker.events.request_log import AttemptTrace, PDTraces
+from triptych.pd_worker.events.attempt_trace import AttemptTrace, PDTraces
 from triptych.pd_worker.events.streams import EventStreams
 from triptych.protos import pd_pb2
 from triptych.protos.convert import error_to_proto

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
 from triptych.base.delta import Delta
 from triptych.base.types import FinishReason
 from triptych.pd_worker.events.streams import EventStream, EventStreams
-from triptych.protos import pd_pb2
-from triptych.protos.pd_pb2 import Finished, RequestEvent
+from triptych.protos import common_pb2, pd_pb2
+from triptych.protos.pd_pb2 import Admitted, Finished, RequestEvent
 
 NAMES = {"request_id": "r", "attempt": 1, "proxy_id": "p"}
 
@@ -24,13 +26,15 @@ async def kinds(stream: EventStream) -> list[str]:
     message = await stream.next()
     assert message is not None
     listed = ["tokens"] * len(message.tokens.request_ids)
-    return listed + [str(event.WhichOneof("body")) for event in message.events]
+    return listed + [
+        "offer" if each.tokens.offered else str(each.WhichOneof("body")) for each in message.events
+    ]
 
 
 async def test_a_prefill_worker_offers_a_request_once_with_its_first_token() -> None:
     streams, stream = opened()
     streams.deliver([token(0)])
-    assert await kinds(stream) == ["tokens", "hand_over"]
+    assert await kinds(stream) == ["offer"]
     streams.deliver([token(1)])
     assert await kinds(stream) == ["tokens"]
 
@@ -41,14 +45,19 @@ async def test_other_workers_offer_nothing() -> None:
     assert await kinds(stream) == ["tokens"]
 
 
-async def test_an_offer_may_come_later_and_names_its_attempt() -> None:
+async def test_an_offer_may_come_later_and_goes_with_the_next_tokens_of_its_attempt() -> None:
     streams, stream = opened(offers=False, step_tokens=True)
-    streams.deliver([token(0)])
-    assert await kinds(stream) == ["tokens"]
+    streams.deliver([RequestEvent(admitted=Admitted(), **NAMES), token(0)])
+    assert await kinds(stream) == ["admitted", "tokens"]
     streams.offer("p", "r", 2)
     streams.offer("p", "gone", 1)
+    streams.deliver([token(1)])
+    assert await kinds(stream) == ["tokens"]
     streams.offer("p", "r", 1)
-    assert await kinds(stream) == ["hand_over"]
+    streams.deliver([token(2)])
+    assert await kinds(stream) == ["offer"]
+    streams.deliver([token(3)])
+    assert await kinds(stream) == ["tokens"]
 
 
 async def test_what_has_ended_is_not_offered() -> None:
@@ -61,13 +70,37 @@ async def test_what_has_ended_is_not_offered() -> None:
 async def test_an_offer_is_sent_again_to_a_proxy_that_lost_its_stream() -> None:
     streams, stream = opened()
     streams.deliver([token(0)])
-    assert await kinds(stream) == ["tokens", "hand_over"]
+    assert await kinds(stream) == ["offer"]
     again = streams.attach("p", [pd_pb2.Reattach(request_id="r", attempt=1, position=1)])
-    assert await kinds(again) == ["hand_over"]
+    streams.deliver([token(1)])
+    assert await kinds(again) == ["offer"]
 
 
 async def test_an_offer_before_the_first_token_goes_with_it() -> None:
     streams, stream = opened(offers=False)
     streams.offer("p", "r", 1)
     streams.deliver([token(0)])
-    assert await kinds(stream) == ["tokens", "hand_over"]
+    assert await kinds(stream) == ["offer"]
+
+
+async def test_to_an_earlier_proxy_an_offer_is_tokens_like_any_other() -> None:
+    streams, stream = opened()
+    streams.deliver([token(0)])
+    [offer] = (await stream.next() or pd_pb2.StepEvents()).events
+    earlier = _earlier_event().FromString(offer.SerializeToString())
+    assert earlier.WhichOneof("body") == "tokens"
+    assert (list(earlier.tokens.token_ids), earlier.tokens.text) == ([0], "x")
+
+
+def _earlier_event() -> type[RequestEvent]:
+    """RequestEvent as 0.2.0 has it, whose tokens know no offer."""
+    files = [descriptor_pb2.FileDescriptorProto() for _ in range(2)]
+    common_pb2.DESCRIPTOR.CopyToProto(files[0])
+    pd_pb2.DESCRIPTOR.CopyToProto(files[1])
+    (tokens,) = (each for each in files[1].message_type if each.name == "Tokens")
+    (offered,) = (each for each in tokens.field if each.name == "offered")
+    tokens.field.remove(offered)
+    pool = descriptor_pool.DescriptorPool()
+    for file in files:
+        pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("triptych.v1.RequestEvent"))

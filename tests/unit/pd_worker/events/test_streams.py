@@ -11,7 +11,7 @@ from triptych.base.delta import Delta
 from triptych.base.errors import InternalError
 from triptych.base.types import FinishReason
 from triptych.pd_worker.core.outputs import RawLogprobs
-from triptych.pd_worker.events.request_log import RequestLog, TokenTexts
+from triptych.pd_worker.events.request_log import RequestLog
 from triptych.pd_worker.events.streams import (
     CROWD,
     KEEP_DETACHED_SECONDS,
@@ -19,6 +19,7 @@ from triptych.pd_worker.events.streams import (
     EventStream,
     EventStreams,
 )
+from triptych.pd_worker.events.token_texts import TokenTexts
 from triptych.protos import pd_pb2
 from triptych.protos.convert import error_to_proto
 from triptych.protos.pd_pb2 import Admitted, Finished, ItemLoaded, ItemMissing, ItemPlacement, RequestEvent

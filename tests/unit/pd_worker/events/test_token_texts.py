@@ -4,7 +4,7 @@ import pytest
 
 from support.data.trained import tokenizer
 from triptych.base.metrics import PDMetrics
-from triptych.pd_worker.events.request_log import TokenTexts
+from triptych.pd_worker.events.token_texts import TokenTexts
 from triptych.pd_worker.worker import load_report
 
 TEXT = "A naïve café: 你好 🙂🙃 \n\tx = f(1)"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from triptych.base.types import ItemPlan
 from triptych.proxy.encoders.job import AT_WORK, EncoderJob, EncoderSlot, JobState
 from triptych.proxy.encoders.job_table import EncoderJobTable
-from triptych.proxy.encoders.loads import WorkModel
+from triptych.proxy.encoders.work_model import WorkModel
 from triptych.proxy.routing import EncoderLoad, PDLoad, Suspects, choose_encoder
 
 SPACES = ("n", "m")

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from support.data.items import bare_plan
 from support.hostile.operations import operations
-from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobQueue, JobState
+from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobState
+from triptych.proxy.encoders.job_files import JobQueue
 from triptych.proxy.encoders.job_table import EncoderJobTable
-from triptych.proxy.encoders.loads import WorkModel
+from triptych.proxy.encoders.work_model import WorkModel
 
 SPACE = "n"
 ITEMS_OF_A_REQUEST = 16

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.data.items import bare_plan
 from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, JobState
 from triptych.proxy.encoders.job_table import EncoderJobTable
-from triptych.proxy.encoders.loads import WorkModel
+from triptych.proxy.encoders.work_model import WorkModel
 
 SPACE = "n"
 

@@ -6,16 +6,9 @@ import math
 
 import pytest
 
+from triptych.proxy.encoders.arrivals import FAST_SECONDS, SLOW_SECONDS, ArrivedItems, Items, Outstanding
 from triptych.proxy.encoders.job import EncoderJob, JobState
-from triptych.proxy.encoders.loads import (
-    FAST_SECONDS,
-    MAX_KINDS,
-    SLOW_SECONDS,
-    ArrivedItems,
-    Items,
-    Outstanding,
-    WorkModel,
-)
+from triptych.proxy.encoders.work_model import MAX_KINDS, WorkModel
 
 
 def job(index: int, state: JobState = JobState.QUEUED) -> EncoderJob:

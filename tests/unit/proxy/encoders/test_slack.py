@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.data.items import bare_plan
-from triptych.proxy.encoders import job
-from triptych.proxy.encoders.job import MAX_OVERTAKEN, EncoderSlot, FairTurns, JobState, Turn
+from triptych.proxy.encoders import fair_turns
+from triptych.proxy.encoders.fair_turns import MAX_OVERTAKEN, FairTurns, Turn
+from triptych.proxy.encoders.job import EncoderSlot, JobState
 from triptych.proxy.encoders.job_table import EncoderJobTable
 
 
@@ -75,7 +76,7 @@ def test_one_timeout_for_all_is_the_order_of_arrival(events: list[Event]) -> Non
 @given(EVENTS)
 @settings(max_examples=100, deadline=None)
 def test_no_work_is_overtaken_by_its_tenant_more_often_than_the_limit(events: list[Event]) -> None:
-    with patch.object(job, "MAX_OVERTAKEN", 3):
+    with patch.object(fair_turns, "MAX_OVERTAKEN", 3):
         taken = play(events, deadlines=True).taken
     assert sorted(turn[0] for turn in taken) == [now for now, event in enumerate(events) if event is not None]
     for tenant in "abc":

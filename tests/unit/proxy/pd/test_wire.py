@@ -76,6 +76,14 @@ def test_an_event_that_makes_no_sense_fails_its_request_alone() -> None:
     ]
 
 
+def test_an_offer_is_delivered_behind_the_tokens_that_it_came_with() -> None:
+    offer = tokens("r")
+    offer.tokens.offered = True
+    events = Events()
+    events.deliver = lambda request_id, event: events.calls.append(("offer", request_id))  # type: ignore[method-assign]
+    assert delivered(events, offer, tokens("r")) == [("tokens", "r"), ("offer", "r"), ("tokens", "r")]
+
+
 def test_events_are_delivered_as_they_are_and_those_of_a_later_release_are_not() -> None:
     end, later = ended("r", "stop"), pd_pb2.RequestEvent(request_id="r", attempt=1)
     events = Events()

@@ -6,7 +6,7 @@ from support.data.lifecycles import IDS, at_worker
 from support.data.pd_events import pd_admitted, pd_finished, pd_loaded, pd_missing
 from triptych.base.delta import Delta
 from triptych.base.errors import InvalidRequest
-from triptych.protos.pd_pb2 import HandOver
+from triptych.protos.pd_pb2 import Tokens
 from triptych.proxy import events
 from triptych.proxy.call.chat import Done
 from triptych.proxy.events import SuccessorBegun, SuccessorSent, WorkerEvent, lost
@@ -14,7 +14,7 @@ from triptych.proxy.requests import instructions as do
 from triptych.proxy.requests.lifecycle import Lifecycle, Phase
 from triptych.proxy.requests.successor import FIRST_REPEATED, MOST_REPEATED, MOST_TRIES
 
-OFFER = WorkerEvent(attempt=1, hand_over=HandOver())
+OFFER = WorkerEvent(attempt=1, tokens=Tokens(offered=True))
 
 
 def answering(count: int = 1, *keys: str) -> Lifecycle:
@@ -194,6 +194,7 @@ def test_an_offer_comes_once_and_only_of_what_is_at_work() -> None:
     waiting = Lifecycle()
     waiting.deliver(events.Fetched({}, 0.0))
     assert not waiting.deliver(OFFER)
+    assert not at_worker().deliver(WorkerEvent(attempt=1, tokens=Tokens())), "tokens alone offer nothing"
 
 
 def test_each_further_try_may_be_twice_as_far_behind() -> None:

@@ -245,7 +245,7 @@ def test_a_hand_over_ends_one_attempt_well_and_begins_another_in_the_same_moment
     t = Traced()
     t.begin(101.0)
     t.accept(102.0)
-    t.deliver(WorkerEvent(attempt=1, hand_over=pd_pb2.HandOver()), 103.0)
+    t.deliver(WorkerEvent(attempt=1, tokens=pd_pb2.Tokens(offered=True)), 103.0)
     t.deliver(SuccessorSent(2), 103.5)
     t.address = "127.0.0.1:6000"
     t.deliver(SuccessorBegun(2, 0), 104.0)

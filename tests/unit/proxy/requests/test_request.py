@@ -34,8 +34,9 @@ from triptych.proxy.quotas.quota import Quota, QuotaSpec
 from triptych.proxy.requests.instructions import Submit, TellJobs
 from triptych.proxy.requests.item_supply import StoreWait, held_keys
 from triptych.proxy.requests.lifecycle import Lifecycle
+from triptych.proxy.requests.output_queue import STEP, OutputQueue, ReplyMemory
 from triptych.proxy.requests.recorder import Event
-from triptych.proxy.requests.request import STEP, Choices, OutputQueue, ReplyMemory
+from triptych.proxy.requests.request import Choices
 from triptych.proxy.splitter import SplitItem
 
 

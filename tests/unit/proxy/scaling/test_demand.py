@@ -7,22 +7,17 @@ from support.data.job_events import job_planned, job_ready
 from support.data.pd_events import pd_admitted, pd_finished
 from triptych.base.scaling import PoolDemand, ScalingRules, WorkerGroup
 from triptych.base.types import ItemPlan
+from triptych.proxy.encoders.arrivals import ArrivedItems
 from triptych.proxy.encoders.job import EncoderSlot, JobState
 from triptych.proxy.encoders.job_table import EncoderJobTable
-from triptych.proxy.encoders.loads import (
-    ArrivedItems,
-    PDWork,
-    PromptWork,
-    WorkModel,
-    kv_share,
-    outstanding_prompts,
-)
+from triptych.proxy.encoders.work_model import WorkModel
 from triptych.proxy.events import (
     Fetched,
     LookedUp,
     WorkerEvent,
     lost,
 )
+from triptych.proxy.pd.prompt_work import PDWork, PromptWork, kv_share, outstanding_prompts
 from triptych.proxy.ports import PDLoadReport
 from triptych.proxy.requests.lifecycle import Lifecycle
 from triptych.proxy.scaling.policy import Observation, ScalingState, decide

@@ -9,7 +9,7 @@ import pytest
 
 from support.simulated import COSTS, MIX, PICTURE, run
 from triptych.proxy.call.chat import ChatCall
-from triptych.proxy.encoders.job import FairTurns
+from triptych.proxy.encoders.fair_turns import FairTurns
 from triptych_bench.goodput.load.workload import Picture, PlannedRequest
 from triptych_bench.simulator.cluster.context import Simulation
 from triptych_bench.simulator.cluster.loop import VirtualLoop

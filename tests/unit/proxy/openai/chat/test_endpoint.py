@@ -17,7 +17,7 @@ from triptych.proxy.openai.chat.endpoint import ApiLimits, ChatEndpoint, ChatStr
 from triptych.proxy.openai.chat.request import ChatReplyOptions, parse_body
 from triptych.proxy.parsing.parsers import Parsers
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
-from triptych.proxy.requests.request import OutputQueue
+from triptych.proxy.requests.output_queue import OutputQueue
 
 DONE = Done(FinishReason.STOP, Usage(3, 2), Timings())
 BODY = b'{"messages": [{"role": "user", "content": "x"}], "stream": true%s}'
