@@ -275,3 +275,17 @@ async def test_a_value_above_the_stores_budget_is_refused_as_full(tmp_path: Path
     finally:
         await store.close()
         server.stop()
+
+
+async def test_a_jump_of_the_servers_clock_is_found_by_the_next_look_at_the_epoch(store, monkeypatch):
+    await store.epoch()
+    plain = store.control.script
+
+    async def later(*words: object) -> list[object]:
+        word, seconds, micros = await plain(*words)
+        return [word, int(seconds) + 3600, micros]
+
+    assert store.clock_jumps == 0
+    monkeypatch.setattr(store.control, "script", later)
+    await store.epoch()
+    assert store.clock_jumps == 1

@@ -222,8 +222,9 @@ ROOT = Path(__file__).parents[3]
 
 #: Prints the imported distributions that neither torch nor the list brings.
 _IMPORTS = """
-import importlib, importlib.metadata as metadata, importlib.util, pathlib, re, sys, warnings
+import gc, importlib, importlib.metadata as metadata, importlib.util, pathlib, re, sys, warnings
 
+gc.disable()
 warnings.simplefilter("ignore")
 
 def name_of(text):

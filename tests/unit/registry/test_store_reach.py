@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 
 import pytest
 
@@ -114,3 +115,13 @@ async def test_a_store_that_is_slow_is_waited_for_longer() -> None:
     async with patience.asked(60, hurry=False):
         await asyncio.sleep(0.1)
     assert await silent(patience, hurry=True) >= 0.39
+
+
+async def test_in_a_hurry_a_few_times_what_answers_took_are_waited_for_at_most(monkeypatch) -> None:
+    asked = list[float]()
+    monkeypatch.setattr(asyncio, "timeout", lambda seconds: asked.append(seconds) or nullcontext())
+    patience = StorePatience()
+    for hurry in (False, True):
+        async with patience.asked(60, hurry=hurry):
+            pass
+    assert asked == [60, module.HURRY_SECONDS]

@@ -9,12 +9,13 @@ import pytest
 
 from support.fakes.encoder_jobs import FakeEngine, Jobs, output, plan, ready, spec
 from triptych.base.errors import InternalError, InvalidRequest, Overloaded, Unavailable
+from triptych.base.metrics import EncoderMetrics
 from triptych.encoder_worker.engine import Encoded
 from triptych.encoder_worker.jobs import single_flight as module
 from triptych.encoder_worker.jobs.single_flight import JobSaves
-from triptych.encoder_worker.jobs.table import JobBounds
+from triptych.encoder_worker.jobs.table import JobBounds, JobMetrics
 from triptych.encoder_worker.media.budget import MediaBudget
-from triptych.encoder_worker.scheduler import Stage
+from triptych.encoder_worker.scheduler import SchedulerCounts, Stage
 from triptych.protos.encoder_pb2 import EncodeEvent, ItemReady
 from triptych.protos.job_events import failed, planned
 
@@ -272,3 +273,12 @@ async def test_reports_for_items_without_a_job_are_ignored() -> None:
         s.saves.on_engine("b", event)
     assert s.saves.nbytes == 0
     assert not s.events
+
+
+def test_each_gauge_shows_the_schedulers_count_of_its_name() -> None:
+    metrics = EncoderMetrics("tiny")
+    JobMetrics(metrics, "tiny").gauges(SchedulerCounts(5, planned=4, queued=3, encoding=2, prepared_bytes=1))
+    names = ("jobs", "planned_items", "queue_items", "inflight", "prepared_bytes")
+    labels = {"model_name": "tiny"}
+    shown = [metrics.registry.get_sample_value(f"triptych_encoder_{name}", labels) for name in names]
+    assert shown == [5, 4, 3, 2, 1]

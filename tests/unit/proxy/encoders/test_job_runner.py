@@ -144,6 +144,14 @@ async def test_a_request_that_comes_after_the_plan_or_the_end_is_told_at_once(p:
     assert len(p.streams) == 1
 
 
+async def test_the_autoscaler_is_told_of_each_new_item_once(p: Proxy) -> None:
+    told = list[str]()
+    p.runner.on_arrival = lambda: told.append(KEY)
+    p.want()
+    p.want("s")
+    assert told == [KEY]
+
+
 @pytest.mark.parametrize("stored", [False, True])
 async def test_only_a_tower_that_ran_says_what_items_cost(p: Proxy, stored: bool) -> None:
     p.want()

@@ -124,3 +124,19 @@ async def test_a_word_that_the_tower_gets_on_gives_the_job_its_whole_time_again(
     assert told == [("a-1.0", plan)]
     first, until_run, after_waits = channel.until
     assert first is not None and until_run is None and after_waits is not None and after_waits > first
+
+
+async def test_from_permission_on_the_worker_has_its_time_for_the_tower() -> None:
+    plan = job_events.planned(bare_plan("a"))
+    end = encoder_pb2.EncodeEvent(ready=encoder_pb2.ItemReady(plan=plan.planned))
+    channel = Answers(plan, end)
+    media: Any = SimpleNamespace(retain=lambda: None, release=lambda: None)
+    channel.stream = EncodeStream(
+        channel,  # type: ignore[arg-type]
+        encoder_pb2.EncodeJob(job_id="a-1.0"),
+        media,
+        lambda *event: channel.stream.run(),
+        phase_timeout=60.0,
+    )
+    assert await channel.stream.result() == end
+    assert channel.until[1] is not None

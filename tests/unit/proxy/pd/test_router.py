@@ -120,6 +120,25 @@ async def test_a_worker_that_knows_the_requests_id_already_is_passed_over_for_a_
     assert routed.router._handing == {}, "what is answered is waited for no more"
 
 
+async def test_an_attempt_that_is_over_frees_its_successor_too(monkeypatch):
+    routed, request, other, freed = Routed(NotingLink(), monkeypatch), make_request(1), NotingLink(), []
+    monkeypatch.setattr(other, "cancel", freed.append)
+    request.successor_link = other
+    routed.router.release(request, EndAttempt(cancel=True, now=True))
+    await routed.router.close()
+    assert (freed, request.successor_link) == (["r"], None)
+
+
+async def test_the_worker_that_had_a_request_before_is_told_to_stop_by_its_next_hand_over(monkeypatch):
+    routed, request, before, freed = Routed(NotingLink(), monkeypatch), make_request(2), NotingLink(), []
+    monkeypatch.setattr(before, "cancel", freed.append)
+    request.stale_link = before
+    routed.router.submit(request, Submit(2))
+    await routed.is_told()
+    await routed.router.close()
+    assert (freed, request.stale_link) == (["r"], None)
+
+
 @pytest.mark.parametrize(("resumes", "told"), [(False, [Refused]), (True, [])])
 async def test_a_request_too_long_for_every_worker_is_refused_unless_it_was_under_way(
     monkeypatch: pytest.MonkeyPatch, resumes: bool, told: list[type]

@@ -13,6 +13,7 @@ from support.engine.engine_requests import make_feature
 from triptych.base.types import MMFeature
 from triptych.pd_worker.core.kv_cache.block_pool import BlockPool, PrefixChain
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
+from triptych.pd_worker.core.kv_cache.state_slots import StateSlots
 
 ROOT = b"r" * 32
 
@@ -43,6 +44,15 @@ def test_blocks_of_a_span_depend_on_all_of_its_tokens_and_those_before_it_do_not
     spanned = [PrefixChain(ROOT, tokens, [], [], 4, ((5, 15),)).digests(2) for tokens in (one, other)]
     assert spanned[0][0] == spanned[1][0] == plain[0][0]
     assert spanned[0][1] != spanned[1][1]
+
+
+def test_after_a_reset_every_block_and_slot_is_free_and_nothing_is_found() -> None:
+    manager = KVCacheManager(8, 4, states=StateSlots(1, 0))
+    assert manager.allocate("a", [], 8)
+    manager.register("a", chain(range(8)), 8)
+    manager.reset()
+    assert hits(manager, chain(range(9))) == 0
+    assert manager.allocate("b", [], 32)
 
 
 @pytest.mark.parametrize(
