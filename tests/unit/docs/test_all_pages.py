@@ -49,8 +49,9 @@ OTHERS = """
 --delete-emptydir-data --ec-transfer-config --enable-mm-embeds --enable-mm-global-cache
 --enable-prompt-tokens-details --enable-scale-out --encoder-transfer-backend --endpoint-type
 --extra-inputs --file --filename --from-file --head --hf-overrides --ignore-daemonsets --isl
---kv-transfer-config --migration-limit --namespace --osl --pooler-config --profile --read-only --rehearse 
---request-count --request-rate --results --runner --save-result --set --streaming --strict --structured-outputs-config
+--kv-transfer-config --migration-limit --namespace --osl --pooler-config --profile --read-only --rehearse
+--request-count --request-rate --results --runner --save-result --set --streaming --strict
+--structured-outputs-config
 --tmpfs --tokenizer --trust-request-chat-template --ui --use-server-token-count --values --wait --write
 """
 
