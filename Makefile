@@ -20,7 +20,7 @@ PACKAGES := $(VENV)/.packages
 TOOLS  := .tools
 PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 
-.PHONY: serve check generated install-proxy test test-unit test-slow test-transformers test-vllm test-load-tools load-tools gpu tools images lint proto client openapi bench wheels install clean
+.PHONY: serve check generated install-proxy test test-unit test-slow test-transformers test-vllm test-load-tools load-tools gpu tools images lint proto client openapi bench dist install clean
 
 define new_venv
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
@@ -172,9 +172,10 @@ generated: $(if $(wildcard $(VENV)/.proxy),$(VENV)/.proxy,$(STAMP))
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# Both distributions, triptych and triptych-bench, as wheels in dist/.
-wheels: $(PACKAGES)
-	$(BIN)/pip wheel -q --no-deps --wheel-dir dist . ./triptych_bench
+# A release in dist/: wheels of triptych and triptych-bench, the source archive, the chart's package, SHA256SUMS.
+dist: $(PACKAGES)
+	rm -rf dist
+	$(BIN)/python deploy/distributions.py dist
 
 clean:
 	rm -rf $(VENV) $(TOOLS) .venv-gpu

@@ -42,6 +42,8 @@ class DecodePlaces:
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._running: dict[Hashable, _Running] = {}
+        #: Of the decodes under way those in threads: small pictures ask for their number again and again.
+        self._in_threads = 0
         self._service = LeastService()
 
     def __len__(self) -> int:
@@ -57,6 +59,8 @@ class DecodePlaces:
         return sum(map(self.capacity, DecodePlace))
 
     def used(self, place: DecodePlace) -> int:
+        if place is DecodePlace.THREAD:
+            return self._in_threads
         return sum(each.place is place for each in self._running.values())
 
     def bound(self, tenant: str, place: DecodePlace) -> int:
@@ -68,9 +72,9 @@ class DecodePlaces:
 
     def may_begin(self, tenant: str, place: DecodePlace) -> bool:
         """Whether there is a place for a decode of the tenant."""
-        free = self.used(place) < self.capacity(place)
         if place is DecodePlace.THREAD:
-            return free  # all of them may be one tenant's
+            return self._in_threads < self._threads  # all of them may be one tenant's
+        free = self.used(place) < self.capacity(place)
         return free and self._own(tenant, place) < self.bound(tenant, place)
 
     def _own(self, tenant: str, place: DecodePlace) -> int:
@@ -78,25 +82,35 @@ class DecodePlaces:
 
     def seconds(self, tenant: str, now: float) -> float:
         """What the tenant has had: the one with the least is next."""
-        for each in self._running.values():
-            self._charge(each, now)
+        self._charge_all(tenant, now)
         return self._service.of(tenant)
 
     def begin(self, decode: Hashable, tenant: str, place: DecodePlace, now: float) -> None:
         """A decode has a place from now until `end`."""
-        self.seconds(tenant, now)
-        if not any(each.tenant == tenant for each in self._running.values()):
+        if not self._charge_all(tenant, now):
             self._service.enter(tenant)
         self._service.begin(tenant)
         self._running[decode] = _Running(tenant, place, now, now)
+        self._in_threads += place is DecodePlace.THREAD
 
     def end(self, decode: Hashable, now: float) -> float:
         """The place is free, and its seconds are charged to its tenant. Returns them; idempotent."""
         running = self._running.pop(decode, None)
         if running is None:
             return 0.0
+        self._in_threads -= running.place is DecodePlace.THREAD
         self._charge(running, now)
         return running.charged - running.since
+
+    def _charge_all(self, tenant: str, now: float) -> bool:
+        """Charges every decode under way; whether one of them is the tenant's."""
+        known = False
+        for each in self._running.values():
+            if now > each.charged:
+                self._charge(each, now)
+            if each.tenant == tenant:
+                known = True
+        return known
 
     def _charge(self, running: _Running, now: float) -> None:
         if now > running.charged:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from triptych.apps.client import AsyncClient as AsyncClient
     from triptych.apps.client import Client as Client
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 
 def __getattr__(name: str) -> object:

@@ -57,7 +57,7 @@ class Flood:
     """What A sends by `clients` at once, and what B asks for; the class says what A would take from B.
 
     `make` gives the sends for a scale, of which 1 is the full one. `again`: they are repeated until the flood
-    ends, else each is sent once. `keys`: so many keys are in use. `page`: it has a row on the page.
+    ends, else each is sent once. `keys`: so many keys are in use.
     """
 
     name: str
@@ -70,7 +70,6 @@ class Flood:
     again: bool = False
     keys: int = 2
     keyless: bool = False
-    page: bool = True
 
 
 def body_of(fields: dict[str, Any]) -> bytes:

@@ -257,7 +257,6 @@ FLOODS: dict[str, Flood] = {
             some_gets,
             8,
             again=True,
-            page=False,
         ),
         Flood(
             "free-calls",
@@ -268,7 +267,6 @@ FLOODS: dict[str, Flood] = {
             free_calls,
             8,
             again=True,
-            page=False,
         ),
         Flood(
             "long-texts",
@@ -318,7 +316,6 @@ FLOODS: dict[str, Flood] = {
             many_inputs,
             5,
             again=True,
-            page=False,
         ),
         Flood(
             "slow-videos",
@@ -349,7 +346,6 @@ FLOODS: dict[str, Flood] = {
             slow_sounds,
             6,
             again=True,
-            page=False,
         ),
         *ODDITIES,
     )

@@ -144,8 +144,7 @@ _ROWS: tuple[tuple[str, str, Kind, frozenset[str], Callable[[float], Sequence[Se
         False,
     ),
 )
-#: They have no row on the page.
 ODDITIES = tuple(
-    Flood(name, sends, "text", kind, doors, make, clients, again=True, keyless=keyless, page=False)
+    Flood(name, sends, "text", kind, doors, make, clients, again=True, keyless=keyless)
     for name, sends, kind, doors, make, clients, keyless in _ROWS
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -151,22 +150,33 @@ class Preparer:
             work.check()
             return function(*args, **kwargs)
 
-        loop, ended, cancelled = asyncio.get_running_loop(), asyncio.Event(), False
+        loop, cancelled = asyncio.get_running_loop(), False
+        ended: asyncio.Future[None] = loop.create_future()
 
-        def end(future: Future[T]) -> None:
-            with contextlib.suppress(RuntimeError):  # the end of the event loop
-                loop.call_soon_threadsafe(ended.set)
+        def tell() -> None:
+            if not ended.done():
+                ended.set_result(None)
 
-        # Straight to the event: the interpreter's lock, which decoding threads hold, is asked for with every
-        # turn of the loop in between, and a thread idles meanwhile.
+        def end(_: Future[T]) -> None:
+            try:
+                loop.call_soon_threadsafe(tell)
+            except RuntimeError:
+                return  # the end of the event loop
+
+        # Straight to the waiting task: the interpreter's lock, which decoding threads hold, is asked for with
+        # every turn of the loop in between, and a thread idles meanwhile.
         future = (self._beside if work.heavy else self._threads).submit(run)
         future.add_done_callback(end)
-        while not ended.is_set():
+        while True:
             try:
-                await ended.wait()
+                await ended
+                break
             except asyncio.CancelledError:
                 cancelled = True
                 work.cancel()
+                if future.done():
+                    break
+                ended = loop.create_future()
         work.release()
         if cancelled or future.cancelled():
             raise asyncio.CancelledError

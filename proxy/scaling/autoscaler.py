@@ -249,7 +249,8 @@ class Autoscaler:
                 decision = await self._decide(watched)
         except (TriptychError, TimeoutError) as error:
             if self._reachable:
-                logger.warning("pools keep their workers, the store does not answer: %s", error)
+                reason = str(error) or "no reply in time"
+                logger.warning("pools keep their workers, the store does not answer: %s", reason)
             self._reachable = False
             if watched.decision is not None and self.decision(name) is None:
                 watched.decision = None

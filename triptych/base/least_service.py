@@ -47,7 +47,8 @@ class LeastService:
 
     def charge(self, tenant: str, service: float) -> None:
         """The tenant has had so much more."""
-        self._service[tenant] = self.of(tenant) + service
+        had = self._service
+        had[tenant] = had.get(tenant, self._now) + service
 
     def next(self, tenants: Iterable[str]) -> str:
         """The one of them that has had least, the first of equals; its work begins."""

@@ -17,6 +17,7 @@ from triptych.base.errors import ConfigError, reason_of
 from triptych.base.machine.heap import trim_heap
 from triptych.base.types import JsonObject
 from triptych.models.base import DecoderSide, EncoderSide
+from triptych.models.checkpoint.architectures import ADAPTERS, unknown_architecture
 from triptych.models.checkpoint.folder import read_config
 from triptych.models.checkpoint.quantized import check_decoder, check_tower
 from triptych.models.defaults import generation_defaults, resolve_device, resolve_dtype
@@ -110,9 +111,6 @@ class OutsideFamily(Family):
         return adapter
 
 
-#: The entry points of adapters from outside: an architecture's name, and its adapter.
-ADAPTERS = "triptych.models"
-
 FAMILIES = (
     Family("qwen3_vl", "Qwen3-VL", "Qwen3VLForConditionalGeneration"),
     Family("qwen2_5_vl", "Qwen2.5-VL", "Qwen2_5_VLForConditionalGeneration"),
@@ -128,7 +126,7 @@ FAMILIES = (
 def family_of(path: Path) -> Family:
     """The family of a checkpoint folder: its own, else one from outside, else the adapter for any class.
 
-    ConfigError, listing the families, where config.json names no architecture.
+    ConfigError where none of them has the architecture that config.json names.
     """
     config = read_config(Path(path))
     architectures = config.get("architectures") or []
@@ -143,13 +141,7 @@ def family_of(path: Path) -> Family:
     if known_to_transformers:
         name = known_to_transformers[0]
         return GenericFamily(model_type or name, name, name)
-    named = ", ".join(architectures) or model_type or "no architecture"
-    known = "; ".join(f"{family.title} ({family.architecture})" for family in FAMILIES)
-    raise ConfigError(
-        f"MODEL={path} is of an unknown architecture, {named}: the families are {known}; and "
-        f"image-text classes of transformers {transformers.__version__}: give one of those, or install a "
-        "package with its adapter (remote code is never run)"
-    )
+    raise unknown_architecture(path, architectures or [model_type or "none"])
 
 
 def load_encoder(

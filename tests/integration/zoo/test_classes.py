@@ -131,7 +131,7 @@ ROWS: dict[str, tuple[Damage, str, str]] = {
     ),
     "class of its own": (
         changed("config.json", architectures=["MineForConditionalGeneration"]),
-        "unknown architecture, MineForConditionalGeneration.*: give one of those, or install",
+        "unknown architecture, MineForConditionalGeneration.*: give one of the classes in docs/models",
         "encoder pd",
     ),
     "rope type": (

@@ -32,7 +32,7 @@ def render(
     HelmError, with the template's own words, for values that do not fit together. Secrets that no value names
     are made anew in every rendering.
     """
-    return list(_manifests(_chart().render(dict(values or {}), name=name, namespace=namespace)))
+    return list(manifests_of(_chart().render(dict(values or {}), name=name, namespace=namespace)))
 
 
 def render_version(folder: Path, version: str, values: Mapping[str, Any] | None = None) -> list[Manifest]:
@@ -41,7 +41,7 @@ def render_version(folder: Path, version: str, values: Mapping[str, Any] | None 
     about = yaml.safe_load((folder / "Chart.yaml").read_text(encoding="utf-8"))
     (folder / "Chart.yaml").write_text(yaml.safe_dump(about | {"version": version, "appVersion": version}))
     with Chart.load(folder) as chart:
-        return list(_manifests(chart.render(dict(values or {}), name="triptych", namespace="default")))
+        return list(manifests_of(chart.render(dict(values or {}), name="triptych", namespace="default")))
 
 
 def render_upgrade(
@@ -64,7 +64,7 @@ def render_upgrade(
         text = path.read_text(encoding="utf-8")
         path.write_text(_LOOKUP.sub(r'default dict (index (\1.Files.Get "found.json" | fromJson) \2)', text))
     with Chart.load(folder) as chart:
-        return list(_manifests(chart.render(dict(values or {}), name="triptych", namespace="default")))
+        return list(manifests_of(chart.render(dict(values or {}), name="triptych", namespace="default")))
 
 
 def notes(values: Mapping[str, Any] | None = None, name: str = "triptych", namespace: str = "default") -> str:
@@ -89,7 +89,8 @@ def case(name: str) -> list[Manifest]:
     return render(None if name == "defaults" else example(name))
 
 
-def _manifests(rendered: Mapping[str, str]) -> Iterator[Manifest]:
+def manifests_of(rendered: Mapping[str, str]) -> Iterator[Manifest]:
+    """The objects of what the chart rendered, in the templates' order."""
     for path in sorted(rendered):
         if path.endswith((".yaml", ".yml")):
             yield from (one for one in yaml.load_all(rendered[path], _Loader) if one)

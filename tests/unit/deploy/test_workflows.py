@@ -16,6 +16,7 @@ import yaml
 
 from support.kubernetes.chart import render
 from support.kubernetes.combinations import merged
+from triptych import __version__
 from triptych.apps.cli.app import app
 
 ROOT = Path(__file__).parents[3]
@@ -23,9 +24,9 @@ FOLDER = ROOT / ".github" / "workflows"
 WORKFLOWS = sorted(FOLDER.glob("*.yml"))
 #: Programs of the machines that the jobs run on, and of the shell.
 PROGRAMS = {"base64", "cp", "curl", "docker", "echo", "grep", "helm", "kind", "kubectl", "python", "sed"}
-PROGRAMS |= {"tee", "auditwheel", "/opt/python/cp311-cp311/bin/python", ".venv/bin/python"}
+PROGRAMS |= {"tee", "auditwheel", "python3", "/opt/python/cp311-cp311/bin/python", ".venv/bin/python"}
 #: Modules that `python -m` runs there.
-MODULES = {"pip", "build", "pytest"}
+MODULES = {"pip", "pytest"}
 ASSIGNED = re.compile(r"^[A-Za-z_]+=")
 
 
@@ -74,7 +75,7 @@ def test_every_command_and_target_that_a_workflow_names_is_there(path: Path) -> 
             assert {word for word in arguments if word.startswith("--")} <= set(options), words
         else:
             assert program in PROGRAMS, words
-            if program.endswith("python"):
+            if program.endswith(("python", "python3")):
                 module = arguments[0] == "-m" and arguments[1] in MODULES
                 assert module or (ROOT / arguments[0]).is_file(), words
 
@@ -88,7 +89,7 @@ def test_every_path_that_a_workflow_names_is_there(path: Path) -> None:
     ]
     assert paths
     for name in paths:
-        assert (ROOT / name).exists(), name
+        assert any(ROOT.glob(name)), name
 
 
 def test_the_chart_of_the_kind_job_has_the_objects_that_it_asks_for() -> None:
@@ -125,6 +126,99 @@ def test_a_release_builds_every_image_and_names_it_without_capitals(tmp_path: Pa
     environment = {"GITHUB_REPOSITORY": "Some-Owner/Triptych", "GITHUB_ENV": str(tmp_path / "env")}
     subprocess.run(["bash", "-eu", "-c", script], env=environment, check=True, timeout=20)
     assert (tmp_path / "env").read_text() == "IMAGE_PREFIX=ghcr.io/some-owner/triptych/triptych-\n"
+
+
+#: Programs that a dry run only notes: what they do is tried elsewhere, or needs a registry.
+NOTED = ("make", "docker", "helm", "auditwheel", "python3", "cp")
+#: What `docker inspect` prints of a pushed image.
+DIGEST = "sha256:0123"
+EXPRESSION = re.compile(r"\$\{\{ *([\w.]+) *\}\}")
+
+
+def dry_run(job: str, folder: Path, tag: str, values: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+    """The commands of `NOTED` that a job of the release runs, and what its steps put out.
+
+    The scripts themselves run, in `folder`, which has the files that they read and write; `values` are those
+    of expressions. CalledProcessError where a script fails.
+    """
+    programs, notes, variables, outputs = (folder / name for name in (".bin", ".notes", ".env", ".outputs"))
+    programs.mkdir(exist_ok=True)
+    for name in NOTED:
+        answer = f"echo ghcr.io/x@{DIGEST}" if name == "docker" else ":"
+        (programs / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {notes}\n{answer}\n')
+        (programs / name).chmod(0o755)
+    for file in (notes, variables, outputs):
+        file.write_text("")
+    for step in load(FOLDER / "release.yml")["jobs"][job]["steps"]:
+        written = [line.partition("=") for line in outputs.read_text().splitlines()]
+        known = values | {f"steps.push.outputs.{key}": value for key, _, value in written}
+        for text in (*step.get("with", {}).values(), step.get("run", "")):
+            for name in EXPRESSION.findall(str(text)):
+                assert name in known or name.startswith("github."), f"{job}: nothing sets {name}"
+        script = EXPRESSION.sub(lambda found, known=known: known[found[1]], step.get("run", ""))
+        environment = dict(line.split("=", 1) for line in variables.read_text().splitlines())
+        environment |= {"GITHUB_ENV": str(variables), "GITHUB_OUTPUT": str(outputs), "GITHUB_REF_NAME": tag}
+        environment |= {
+            "GITHUB_REPOSITORY": "Some-Owner/Triptych",
+            "PATH": f"{programs}:{os.environ['PATH']}",
+        }
+        script = script.replace("/opt/python/cp311-cp311/bin/python", "python3")
+        subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script], cwd=folder, env=environment, check=True, timeout=30
+        )
+    return notes.read_text().splitlines(), dict(
+        line.split("=", 1) for line in outputs.read_text().splitlines()
+    )
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """The files that scripts of the release read or change."""
+    for name in ("triptych/__init__.py", "triptych_bench/pyproject.toml", "CHANGELOG.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "deploy" / "helm", tmp_path / "deploy" / "helm")
+    return tmp_path
+
+
+def test_a_tag_of_the_version_is_released_and_another_one_is_not(checkout: Path) -> None:
+    dry_run("version", checkout, f"v{__version__}", {})
+    with pytest.raises(subprocess.CalledProcessError):
+        dry_run("version", checkout, "v99.0.0", {})
+
+
+def test_a_dry_run_builds_and_pushes_images_and_chart_of_the_version(checkout: Path) -> None:
+    tag = f"v{__version__}"
+    commands_of_wheels, _ = dry_run("wheel", checkout, tag, {})
+    assert "python3 deploy/distributions.py built wheels" in commands_of_wheels
+    name = "ghcr.io/some-owner/triptych/triptych-proxy"
+    notes, outputs = dry_run("images", checkout, tag, {"matrix.image": "proxy"})
+    assert notes[0] == "make images IMAGES=proxy PYTHON=python3"
+    assert notes[1] == f"docker push {name}:{__version__}"
+    assert outputs == {"name": name, "digest": DIGEST}
+    notes, _ = dry_run("chart", checkout, tag, {})
+    assert notes == [
+        "python3 deploy/distributions.py dist chart",
+        f"helm push dist/triptych-{__version__}.tgz oci://ghcr.io/some-owner/triptych/charts",
+    ]
+
+
+def test_jobs_wait_for_jobs_that_are_there_and_a_step_that_is_read_has_its_id() -> None:
+    for path in WORKFLOWS:
+        jobs = load(path)["jobs"]
+        for name, job in jobs.items():
+            needs = job.get("needs", [])
+            assert set([needs] if isinstance(needs, str) else needs) <= set(jobs), (path.name, name)
+            ids = {step["id"] for step in job["steps"] if "id" in step}
+            read = re.findall(r"steps\.([\w-]+)\.", str(job))
+            assert set(read) <= ids, (path.name, name)
+
+
+def test_no_step_of_a_workflow_leaves_the_token_of_the_checkout_behind() -> None:
+    for path in WORKFLOWS:
+        for step in steps(path):
+            if step.get("uses", "").startswith("actions/checkout@"):
+                assert step["with"]["persist-credentials"] == "false", path.name
 
 
 def test_a_released_chart_and_its_examples_name_the_registry_that_the_images_are_pushed_to(tmp_path):

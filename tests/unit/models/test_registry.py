@@ -87,5 +87,5 @@ def test_an_architecture_that_transformers_lacks_is_refused(tmp_path: Path) -> N
 
 
 def test_a_config_without_an_architecture_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown architecture, something: the families are"):
+    with pytest.raises(ConfigError, match="unknown architecture, something.*: give one of the classes"):
         family_of(folder(tmp_path, model_type="something"))

@@ -17,18 +17,15 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def resolve_model(model: str) -> Path:
-    """The checkpoint folder of `model`: a folder, a hub id, or "" for the demo model; else ConfigError."""
+    """The checkpoint folder of `model`: a folder, a hub id, or "" for the demo model; else ConfigError.
+
+    What a path holds, a folder or a file, `check_folder` says.
+    """
     if not model:
         return DEMO_MODEL
     path = Path(model).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ConfigError(
-                f"MODEL={model} has no config.json: give a folder with config.json and *.safetensors"
-            )
-        return path.resolve()
     if path.exists():
-        raise ConfigError(f"MODEL={model} is a file: give the checkpoint folder that holds it")
+        return path.resolve()
     if path.is_absolute() or not _HUB_ID.fullmatch(model):
         raise ConfigError(f"MODEL={model} does not exist: give a checkpoint folder, MODEL=/folder")
     return _from_hub(model)

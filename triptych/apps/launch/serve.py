@@ -31,9 +31,7 @@ from triptych.base.log import setup_logging
 from triptych.base.machine.resources import usable_cpus
 from triptych.base.rpc.tls.certificates import proxy_certificates
 from triptych.base.tracing.start import check_tracing
-from triptych.models.checkpoint.folder import check_folder, given_template
-from triptych.models.checkpoint.quantized import check_for_engine
-from triptych.models.checkpoint.support import check_supported, required_by_flags
+from triptych.models.checkpoint.first_checks import check_encoder_model, check_pd_model
 
 logger = logging.getLogger("launch")
 
@@ -62,10 +60,8 @@ def _checked(config: ServeConfig, fixed: Collection[str]) -> ServeConfig:
     proxy_certificates(proxy)  # refuses what cannot be used
     check_tracing(proxy)
     path = resolve_model(resolve_demo(config.demo, config.model))
-    check_supported(path, required_by_flags(config.pd))
-    check_folder(path)
-    given_template(config.pd.chat_template)
-    check_for_engine(path, config.pd)
+    check_encoder_model(path, config.encoder)
+    check_pd_model(path, config.pd)
     proxy = with_free_ports(proxy, fixed)
     name = config.pd.served_model_name or model_name(path)
     return replace(

@@ -286,7 +286,7 @@ class ServeConfig(ClusterConfig):
         minimum=0,
         maximum=MAX_WORKERS,
         to_zero=True,
-        shown="1; with --cpu-sharing pace one per core, up to 4",
+        shown="with --cpu-sharing pace, which auto is on CPUs, one per core, up to 4; else 1",
     )
     cpus_per_worker: int = flag(
         0, "cores reserved for each worker; 0: all workers share all cores", minimum=0, maximum=1024
@@ -308,7 +308,7 @@ class ServeConfig(ClusterConfig):
         "torch threads of an encoder worker",
         minimum=0,
         maximum=1024,
-        shown="--threads; with --cpu-sharing pace all cores over all encoders",
+        shown="--threads; with --cpu-sharing pace cores by encoders, two at least",
     )
     store: str = flag(
         "auto",

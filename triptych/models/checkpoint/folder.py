@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from triptych.base.errors import ConfigError
 from triptych.base.types import JsonObject
+from triptych.models.checkpoint.architectures import check_architecture
 from triptych.models.checkpoint.support import check_supported, required_by_checkpoint
 
 _REMEDY = "give MODEL=/folder with config.json and *.safetensors"
@@ -19,8 +20,12 @@ _INDEX = "model.safetensors.index.json"
 def read_config(path: Path) -> JsonObject:
     """config.json of a checkpoint folder; ConfigError with the remedy if there is none."""
     if not str(path) or not path.is_dir():
-        what = "is a file" if path.is_file() else "does not exist"
-        raise ConfigError(f"MODEL={path} {what}: {_REMEDY}")
+        what = (
+            (_foreign([path.name]) or f"is a file: {_REMEDY}")
+            if path.is_file()
+            else f"does not exist: {_REMEDY}"
+        )
+        raise ConfigError(f"MODEL={path} {what}")
     config = read_json(path / "config.json")
     names = {file.name for file in path.iterdir()}
     if config is None:
@@ -52,10 +57,16 @@ def read_json(file: Path) -> JsonObject | None:
     return value
 
 
-def check_folder(path: Path) -> None:
-    """ConfigError for a folder that lacks weights or tokenizer, or whose files are cut, by their headers."""
-    tensor_files(path)
-    check_vocabulary(path)
+def check_folder(path: Path, *, weights: bool = True, texts: bool = True) -> None:
+    """ConfigError for a folder that cannot be served, as far as its JSON files, headers and names tell.
+
+    `weights`: whether this process loads any; `texts`: whether it makes tokens.
+    """
+    check_architecture(path, read_config(path))
+    if weights:
+        tensor_files(path)
+    if texts:
+        check_vocabulary(path)
 
 
 #: The files that a tokenizer's vocabulary may be in.

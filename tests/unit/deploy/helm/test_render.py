@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from kubernetes_validate.utils import schema_contents  # type: ignore[import-untyped]
 from referencing import Registry, Resource
 
-from support.kubernetes.chart import CASES, CHART, Manifest, case, notes, render, render_upgrade
+from support.kubernetes.chart import CASES, CHART, Manifest, case, render, render_upgrade
 from support.kubernetes.combinations import GIVEN, VLLM, merged, rows
 from support.kubernetes.commands import check_command, services
 from support.kubernetes.faults import faults, store_users
@@ -154,25 +153,6 @@ def test_a_release_may_have_any_name_and_namespace() -> None:
 def test_a_long_name_stays_within_kubernetes_limits() -> None:
     for manifest in render(EVERYTHING, name="a" * 53):
         assert len(manifest["metadata"]["name"]) <= 63
-
-
-def test_the_chart_has_the_version_of_the_code() -> None:
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert chart["appVersion"] == __version__
-
-
-def test_the_notes_name_the_service_and_say_what_is_open() -> None:
-    text = notes(name="blue", namespace="models")
-    assert "kubectl --namespace models port-forward service/blue-proxy 8000:8000" in text
-    assert "get secret blue-api-keys" in text
-    assert "WARNING: tls.enabled is false" not in text
-    assert "WARNING: tls.enabled is false" in notes({"tls": {"enabled": False}})
-    assert "triptych-proxy:0.2.0, which is not there" in text and "set image.registry" in text
-    assert "which is not there" not in notes({"image": {"registry": "registry.example"}})
-    open_door = notes({"apiKeys": {"enabled": False}, "networkPolicy": {"enabled": False}})
-    assert "WARNING: apiKeys.enabled is false" in open_door
-    assert "WARNING: networkPolicy.enabled is false" in open_door
-    assert "WARNING" not in notes(EVERYTHING)
 
 
 def test_a_secret_that_is_not_given_is_random_and_long() -> None:

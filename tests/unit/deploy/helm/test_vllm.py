@@ -23,6 +23,7 @@ from support.kubernetes.manifests import (
     workloads,
 )
 from support.monitoring.metric_table import documented
+from triptych import __version__
 from triptych.integrations.vllm.options import parse_options
 
 FOLDER = "deploy/helm/triptych/examples"
@@ -130,7 +131,7 @@ def test_the_model_is_there_before_its_namespace_is_asked_for() -> None:
     started = pod(worker(model=download))["initContainers"]
     assert [one["name"] for one in started] == ["wait-for-model", "namespace", "vllm"]
     # It computes nothing: the worker's image is on the node already.
-    assert started[0]["image"] == "triptych-worker-cpu:0.2.0"
+    assert started[0]["image"] == f"triptych-worker-cpu:{__version__}"
 
 
 @pytest.mark.parametrize("page", ["docs/kubernetes.md", f"{FOLDER}/qwen3-vl-8b-l4-encoders.yaml"])

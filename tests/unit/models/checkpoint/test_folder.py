@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from support.data.checkpoints import build_checkpoint, edit_config
+from triptych.apps.launch.model_path import resolve_model
 from triptych.base.config import EncoderConfig, PDConfig
 from triptych.base.errors import ConfigError
 from triptych.models.checkpoint import tensors
@@ -86,10 +87,10 @@ def test_of_a_cut_tensor_only_the_part_is_read(cut: Cut) -> None:
     assert part.numel() == 16 * 64
 
 
-def test_an_unknown_architecture_is_answered_with_the_families(tmp_path: Path) -> None:
+def test_an_unknown_architecture_is_answered_with_where_the_served_ones_are(tmp_path: Path) -> None:
     path = build_checkpoint("llava", tmp_path / "model")
     edit_config(path, architectures=["GPT9ForCausalLM"])
-    with pytest.raises(ConfigError, match=r"GPT9ForCausalLM.*Qwen3-VL.*Qwen2\.5-VL.*LLaVA-1\.5"):
+    with pytest.raises(ConfigError, match=r"GPT9ForCausalLM.*one of the classes in docs/models\.md"):
         family_of(path)
 
 
@@ -343,12 +344,13 @@ def test_a_template_of_ones_own_is_read_from_its_file(tmp_path: Path) -> None:
 
 def test_an_adapter_and_a_gguf_file_are_named_as_what_they_are(tmp_path: Path) -> None:
     (tmp_path / "model-q4.gguf").touch()
-    with pytest.raises(ConfigError, match=r"holds model-q4\.gguf, which llama\.cpp serves: give"):
-        read_config(tmp_path)
+    for named in (tmp_path, tmp_path / "model-q4.gguf"):
+        with pytest.raises(ConfigError, match=r"holds model-q4\.gguf, which llama\.cpp serves: give"):
+            check_folder(resolve_model(str(named)))
     (tmp_path / "model-q4.gguf").unlink()
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigError, match="is a LoRA adapter: merge it into its checkpoint"):
-        read_config(tmp_path)
+        check_folder(resolve_model(str(tmp_path)))
 
 
 def test_a_folder_is_checked_by_its_names_and_headers(tmp_path: Path) -> None:

@@ -170,6 +170,19 @@ async def test_while_the_store_is_down_the_decision_stays_until_its_term_ends() 
     assert after == before and changes == [None, after]
 
 
+async def test_a_store_that_gives_no_reply_in_time_is_logged_with_that_reason(caplog, monkeypatch) -> None:
+    board = FakeBoard()
+
+    async def silent(*_: object) -> list[PoolDemand]:
+        raise TimeoutError  # as asyncio.timeout raises it: without a word
+
+    monkeypatch.setattr(board, "publish", silent)
+    await Proxy(board).scaler.poll("encoder")
+    assert [record.getMessage() for record in caplog.records] == [
+        "pools keep their workers, the store does not answer: no reply in time"
+    ]
+
+
 async def test_a_proxy_that_stops_takes_its_demand_with_it() -> None:
     board = FakeBoard()
     other, proxy = await Proxy(board).knows(), await Proxy(board, "p2").knows()

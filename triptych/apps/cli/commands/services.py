@@ -118,7 +118,20 @@ def _with_model(config: W) -> W:
         raise ConfigError(f"--host {config.host} needs --advertise with an address that proxies can reach")
     check_worker_encryption(config.host, config)
     path = resolve_model(config.model)
+    _check_model(path, config)
     return replace(config, model=str(path), served_model_name=config.served_model_name or model_name(path))
+
+
+def _check_model(path: Path, config: WorkerConfig) -> None:
+    """ConfigError for a model that this worker cannot serve, before torch is imported."""
+    try:
+        from triptych.models.checkpoint.first_checks import check_encoder_model, check_pd_model
+    except ImportError:
+        return  # The worker's own import says what to install.
+    if isinstance(config, EncoderConfig):
+        check_encoder_model(path, config)
+    elif isinstance(config, PDConfig):
+        check_pd_model(path, config)
 
 
 @contextmanager

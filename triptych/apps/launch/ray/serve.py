@@ -48,8 +48,7 @@ from triptych.base.config import ServeConfig, check_scaled, front_door_tls, is_l
 from triptych.base.errors import ConfigError
 from triptych.base.log import setup_logging
 from triptych.base.machine.resources import usable_cpus
-from triptych.models.checkpoint.quantized import check_for_engine
-from triptych.models.checkpoint.support import check_supported, required_by_flags
+from triptych.models.checkpoint.first_checks import check_encoder_model, check_pd_model
 
 logger = logging.getLogger("launch")
 
@@ -220,8 +219,8 @@ def _with_model(config: ServeConfig) -> tuple[ServeConfig, str]:
     """(config with the model's folder and name here, MODEL as other nodes resolve it)."""
     given = resolve_demo(config.demo, config.model)
     path = resolve_model(given)
-    check_supported(path, required_by_flags(config.pd))
-    check_for_engine(path, config.pd)
+    check_encoder_model(path, config.encoder)
+    check_pd_model(path, config.pd)
     name = config.pd.served_model_name or model_name(path)
     config = replace(
         config,

@@ -1,0 +1,25 @@
+"""What of a checkpoint is refused before a process is started or torch imported, in a second at most."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from triptych.base.config import EncoderConfig, PDConfig
+from triptych.models.checkpoint.folder import check_folder, given_template
+from triptych.models.checkpoint.quantized import check_for_engine
+from triptych.models.checkpoint.support import check_supported, required_by_flags
+
+
+def check_encoder_model(path: Path, flags: EncoderConfig) -> None:
+    """ConfigError for a model that an encoder worker with these flags cannot load."""
+    check_supported(path, required_by_flags(flags))
+    check_folder(path, texts=False)
+
+
+def check_pd_model(path: Path, flags: PDConfig) -> None:
+    """ConfigError for a model that a PD worker with these flags cannot load or make tokens of."""
+    check_supported(path, required_by_flags(flags))
+    # Before vLLM the weights are read there, perhaps on another machine.
+    check_folder(path, weights=flags.engine != "vllm" and not flags.engine_url)
+    given_template(flags.chat_template)
+    check_for_engine(path, flags)
