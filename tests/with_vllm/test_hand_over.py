@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from support.chaos.streams import Streams
 from support.data.traffic import ask_all, expected, mixed_cases
@@ -21,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 TOKENS = 40
 #: As on a GPU: a CPU's blocks of 128 tokens would be longer than most prompts here.
 BLOCKS = ("--block-size", "32")
-SOURCE = 'vllm:prompt_tokens_by_source_total{source="external_kv_transfer"}'
+COUNTER = "vllm:prompt_tokens_by_source_total"
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +62,15 @@ def door(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 def read(door: FrontDoor) -> float:
     """Prompt tokens that the decode worker's vLLM has got from another one, by its own counter."""
-    samples = door.servers[1].metrics()
-    return sum(value for name, value in samples.items() if _of_transfers(name))
-
-
-def _of_transfers(name: str) -> bool:
-    return name.startswith("vllm:prompt_tokens_by_source_total") and "external_kv_transfer" in name
+    with urllib.request.urlopen(f"{door.servers[1].url}/metrics", timeout=10) as reply:
+        families = text_string_to_metric_families(reply.read().decode())
+    samples = [sample for family in families for sample in family.samples]
+    assert any(sample.name == COUNTER for sample in samples), "vLLM has this counter"
+    return sum(
+        sample.value
+        for sample in samples
+        if sample.name == COUNTER and sample.labels["source"] == "external_kv_transfer"
+    )
 
 
 async def test_36_requests_at_once_are_handed_over_and_equal_generate(door, checkpoint, seed):
@@ -77,7 +82,6 @@ async def test_36_requests_at_once_are_handed_over_and_equal_generate(door, chec
     prompts = sum(len(answer.prompt_token_ids) for answer in answers)
     with_logprobs = await ask_all(door.urls[0], cases[:4], TOKENS, logprobs=True, top_logprobs=2)
     assert [answer.token_ids for answer in with_logprobs] == [answer.token_ids for answer in answers[:4]]
-    assert door.total("proxy", 'triptych_hand_overs_total{result="taken"}') > 0
     assert read(door) - before > prompts / 4, "the receiver's own counter"
     assert door.total("proxy", "triptych_resumes_total") == 0
 
