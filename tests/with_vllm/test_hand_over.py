@@ -20,7 +20,7 @@ from support.vllm_engine.server import VllmServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 
-TOKENS = 40
+TOKENS, LONG = 40, 120
 #: As on a GPU: a CPU's blocks of 128 tokens would be longer than most prompts here.
 BLOCKS = ("--block-size", "32")
 COUNTER = "vllm:prompt_tokens_by_source_total"
@@ -91,13 +91,13 @@ async def test_a_prefill_server_that_dies_loses_nothing_and_hands_over_again_whe
 ):
     prefill = door.servers[0]
     cases = mixed_cases(12, seed=seed + 1)
-    reference = await asyncio.to_thread(expected, checkpoint, cases, TOKENS)
-    async with Streams(door.urls[0], cases, TOKENS) as streams:
+    reference = await asyncio.to_thread(expected, checkpoint, cases, LONG)
+    async with Streams(door.urls[0], cases, LONG, ("killed",)) as streams:
         await holds("streams in the middle", lambda: streams.in_the_middle >= 3)
         prefill.kill()
         answers = await streams.all()
     assert_varied_and_exact(reference, [answer.token_ids for answer in answers])
-    alone = await ask_all(door.urls[0], cases[:4], TOKENS, cache_salt="alone")
+    alone = await ask_all(door.urls[0], cases[:4], LONG, cache_salt="alone")
     assert_varied_and_exact(reference[:4], [answer.token_ids for answer in alone])
     await asyncio.to_thread(prefill.start)
     before, others = read(door), mixed_cases(8, seed=seed + 2)
