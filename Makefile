@@ -20,7 +20,7 @@ PACKAGES := $(VENV)/.packages
 TOOLS  := .tools
 PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 
-.PHONY: serve check generated install-proxy test test-unit test-slow test-transformers test-vllm test-load-tools load-tools gpu tools images lint proto client openapi bench dist install clean
+.PHONY: serve check generated install-proxy test test-unit test-slow test-transformers test-vllm test-load-tools load-tools structured-clients gpu tools images lint proto client openapi bench dist install clean
 
 define new_venv
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
@@ -74,6 +74,10 @@ $(VENV)/.clients: $(PACKAGES)
 	$(BIN)/pip install -q -c constraints.txt -r $(VENV)/clients.txt
 	touch $@
 
+# Clients that ask for structured output, each in an environment of its own.
+STRUCTURED_CLIENTS := anthropic instructor openai-agents pydantic-ai
+structured-clients: $(STRUCTURED_CLIENTS:%=$(TOOLS)/%/.installed)
+
 # Programs of Debian that slow tests drive: a Redis with TLS and Cluster, Prometheus, promtool, chromium. Needs no root.
 tools: $(TOOLS)/bin/promtool $(TOOLS)/bin/chromium
 
@@ -107,7 +111,7 @@ test-transformers: $(STAMP)
 	$(TOOLS)/transformers-$(TRANSFORMERS)/venv/bin/python -m pytest -n 0 -p no:cacheprovider $(ARGS) \
 	  $(addprefix tests/integration/zoo/,test_classes.py test_matrix.py test_own_processors.py)
 
-test-slow: $(VENV)/.clients $(TOOLS)/bin/promtool $(TOOLS)/bin/chromium $(TOOLS)/torchvision/.installed \
+test-slow: $(VENV)/.clients structured-clients $(TOOLS)/bin/promtool $(TOOLS)/bin/chromium $(TOOLS)/torchvision/.installed \
 		$(TOOLS)/triton/.installed
 	$(PYTEST) -m "not gpu and not vllm and not load_tools" $(ARGS)
 	PYTHONPATH=$(TOOLS)/triton $(BIN)/python -m pytest tests/triton_kernels -n 0 $(ARGS)
@@ -123,7 +127,8 @@ test-vllm: $(STAMP) $(TOOLS)/vllm/.installed
 LOAD_TOOLS := guidellm aiperf inference-perf lmms-eval
 load-tools: $(LOAD_TOOLS:%=$(TOOLS)/%/.installed)
 
-$(LOAD_TOOLS:%=$(TOOLS)/%/.installed): $(TOOLS)/%/.installed: $(PACKAGES) tests/tools/load_tool.sh
+$(LOAD_TOOLS:%=$(TOOLS)/%/.installed) $(STRUCTURED_CLIENTS:%=$(TOOLS)/%/.installed): \
+		$(TOOLS)/%/.installed: $(PACKAGES) tests/tools/load_tool.sh
 	PYTHON=$(BIN)/python sh tests/tools/load_tool.sh $(TOOLS) $*
 
 test-load-tools: $(STAMP) load-tools $(TOOLS)/vllm/.installed

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -35,6 +36,14 @@ class ItemLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: _Seconds | None = None
 
 
+#: Items by which the densest of a modality is found: of larger ones markers are a smaller part.
+_USUAL = {
+    "image": tuple(ItemLimit(1, side, side) for side in (64, 448, 1024)),
+    "video": tuple(ItemLimit(1, side, side, 4) for side in (64, 448, 1024)),
+    "audio": (ItemLimit(1, seconds=1.0), ItemLimit(1, seconds=30.0)),
+}
+
+
 def parse_item_limits(text: str) -> dict[str, ItemLimit]:
     """The limits by modality, of JSON as vLLM's flag takes it; ConfigError for anything else."""
     try:
@@ -49,24 +58,42 @@ def parse_item_limits(text: str) -> dict[str, ItemLimit]:
 def max_embeddings(limits: Mapping[str, ItemLimit], decoder: DecoderSide, path: Path, tokens: int) -> int:
     """The maximum number of embeddings of a prompt of `tokens` tokens.
 
-    Placeholder tokens without an embedding, such as timestamps, are not counted where the limits give the
-    size of the largest item of each modality. Otherwise every token may have one.
+    Placeholder tokens without an embedding, such as timestamps and ends of rows, are not counted. Where the
+    limits give no size of the largest item, a prompt is full of the modality's densest items.
     """
     known = {name: limits.get(name) for name in decoder.modalities}
-    if not decoder.token_ids or not all(map(_is_sized, known, known.values())):
+    if not decoder.token_ids:
         return tokens
     processor = GenericProcessor(path, decoder.token_ids, ())
-    rows = 0
+    rows, share, sized = 0, 0.0, True
     for modality, limit in known.items():
-        if limit is not None and limit.count:
+        if limit is not None and not limit.count:
+            continue
+        if limit is not None and _is_sized(modality, limit):
             placeholder = _placeholder(processor, modality, limit)
-            rows += limit.count * sum(token in decoder.row_token_ids for token in placeholder)
-    return min(tokens, rows)
+            found = sum(token in decoder.row_token_ids for token in placeholder)
+            rows += limit.count * found
+            share = max(share, found / max(len(placeholder), 1))
+        else:
+            sized = False
+            share = max(share, _densest(processor, modality, decoder.row_token_ids))
+    return min(tokens, rows if sized else math.ceil(tokens * share))
 
 
-def _is_sized(modality: str, limit: ItemLimit | None) -> bool:
-    if limit is None or not limit.count:
-        return limit is not None
+def _densest(processor: GenericProcessor, modality: str, row_token_ids: Collection[int]) -> float:
+    """The greatest share of an item's tokens that have an embedding, among items of usual sizes."""
+    shares = []
+    for limit in _USUAL[modality]:
+        try:
+            placeholder = _placeholder(processor, modality, limit)
+        except ConfigError:
+            continue  # too small or too large for the class
+        if placeholder:
+            shares.append(sum(token in row_token_ids for token in placeholder) / len(placeholder))
+    return max(shares, default=1.0)
+
+
+def _is_sized(modality: str, limit: ItemLimit) -> bool:
     if modality == "audio":
         return limit.seconds is not None
     return None not in (limit.width, limit.height) and (modality != "video" or limit.num_frames is not None)

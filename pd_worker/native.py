@@ -118,8 +118,14 @@ def _load(config: PDConfig, ranks: DecoderRanks | None, other_peak: int) -> Load
         ranks=ranks,
     )
     if (states := state_capacity(config, decoder.geometry)) is not None:
-        cost = format_size(decoder.geometry.slot_bytes)
-        logger.info("states of %s: %d slots, %d snapshots", cost, states.slots, states.snapshots)
+        nbytes = decoder.geometry.slot_bytes
+        logger.info(
+            "states of %s: %d slots, %d snapshots (%s)",
+            format_size(nbytes),
+            states.slots,
+            states.snapshots,
+            format_size(states.snapshots * nbytes),
+        )
     size = format_size(sum(p.numel() * p.element_size() for p in decoder.module.parameters()))
     logger.info("loaded %s of decoder weights in %.1f s", size, time.monotonic() - start)
     return model
@@ -291,7 +297,9 @@ def _build_scheduler(
         num_blocks,
         config.block_size,
         prefix_caching=config.prefix_caching,
-        states=None if states is None else StateSlots(states.slots, states.snapshots),
+        states=None
+        if states is None
+        else StateSlots(states.slots, states.snapshots, keeps_end=config.saves_kv),
     )
     swap = SwapManager(
         num_host_blocks(config, decoder.geometry, decoder.dtype),

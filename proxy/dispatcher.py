@@ -13,6 +13,7 @@ from triptych.base.config import ProxyConfig
 from triptych.base.delta import Delta
 from triptych.base.errors import InternalError, RequestError, Unavailable
 from triptych.base.metrics import ProxyMetrics
+from triptych.base.scaling import ScalingRules, ScalingTarget
 from triptych.base.types import PositionLogprobs
 from triptych.protos.encoder_pb2 import JobWaits
 from triptych.proxy.admission import Backpressure, RequestAdmission, make_choices
@@ -32,8 +33,8 @@ from triptych.proxy.events import (
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.media.source import MediaSource
 from triptych.proxy.parsing.parsers import Parsers
-from triptych.proxy.pd.prompt_work import PDWork, PromptWork, kv_share, outstanding_prompts
 from triptych.proxy.pd.router import PDRouter
+from triptych.proxy.pd.work import PDWork, PromptWork, work_of
 from triptych.proxy.ports import Link, Transport
 from triptych.proxy.quotas.call_context import CallContext
 from triptych.proxy.quotas.quota import Hold
@@ -130,14 +131,10 @@ class Dispatcher:
         """Requests that have not ended, or whose clients have not taken their replies."""
         return max(len(self._requests), self.quotas["requests"].used)
 
-    @property
-    def pd_work(self) -> PDWork:
-        """What its requests ask of the PD workers now."""
-        now, requests = self._clock(), self._requests.values()
-        kv_usage = sum(kv_share(link.in_flight, link.load(now)) for link in self.pd_links.values())
-        waiting = (request for request in requests if request.lifecycle.awaits_prefill)
-        prompts = outstanding_prompts((each.lifecycle.prompt_tokens, each.pd_address) for each in waiting)
-        return PDWork(*self._router.load, kv_usage, prompts)
+    def pd_work(self, target: ScalingTarget, rules: ScalingRules) -> PDWork:
+        """What its requests ask now of the PD workers that the target counts."""
+        requests, now = self._requests.values(), self._clock()
+        return work_of(target, rules, requests, self._router.waits, self.pd_links, self._pool, now)
 
     @property
     def at_pd_workers(self) -> int:
@@ -308,8 +305,8 @@ class Dispatcher:
             return
         if isinstance(event, WorkerEvent):
             worker = self._pool.workers.get(("pd", request.pd_address))
-            kind = worker.info.kind if worker is not None else ""
-            self.prompts.observe(request.lifecycle, event, kind, self._clock())
+            kind = worker.info.cost_kind if worker is not None else ""
+            self.prompts.observe(request.lifecycle, event, kind, self._clock(), request.call.model)
         orders = request.lifecycle.deliver(event)
         self.recorder.record(request, event, orders)
         for order in orders:

@@ -93,9 +93,11 @@ class KnownWorkers:
         self.store_ok = True
         #: The store's epoch at the last poll: another value later means that it was flushed or restarted.
         self.epoch = ""
-        #: Requests that wait for a first namespace: for an encoder, where none has ever been.
-        self.unbound = 0
-        self.on_unbound: Callable[[], None] = lambda: None
+        #: Requests by model that wait for a first namespace: for an encoder, where none has ever been.
+        self.unbound: Counter[str] = Counter()
+        #: By namespace, the models that its encoders have been of.
+        self._encoding: dict[str, list[str]] = {}
+        self.on_unbound: Callable[[str], None] = lambda model: None
         #: Live proxies, this one included.
         self.proxies = 1
         self._models: dict[str, _Model] = {}
@@ -115,6 +117,10 @@ class KnownWorkers:
     def declare(self, info: WorkerInfo) -> None:
         """Notes the worker's model. Keys are known from a PD worker on; namespaces come from encoders."""
         if info.pool != "pd":
+            for namespace in info.namespaces:
+                models = self._encoding.setdefault(namespace, [])
+                if info.model not in models:
+                    models.append(info.model)
             for key, known in self._models.items():
                 if key == info.model_key or known.takes(info):
                     known.namespaces += [name for name in info.namespaces if name not in known.namespaces]
@@ -255,14 +261,19 @@ class KnownWorkers:
         model_key = self.model_key(model)
         assert model_key is not None
         if media and self.namespace(model_key) is None:
-            self.unbound += 1
-            self.on_unbound()
+            self.unbound[model] += 1
+            self.on_unbound(model)
             try:
                 while self.namespace(model_key) is None:
                     await asyncio.sleep(BIND_POLL_SECONDS)
             finally:
-                self.unbound -= 1
+                self.unbound[model] -= 1
         return Binding(model_key, self.namespace(model_key) or "")
+
+    def encoded_by(self, namespace: str, model: str) -> str:
+        """The model whose encoders write this model's items: its own, unless only others' have been there."""
+        models = self._encoding.get(namespace, [])
+        return model if model in models or not models else models[0]
 
     def limits_of(self, model: str) -> list[int]:
         """`max_model_lens` of the key that a new request for the model is bound to."""

@@ -2,8 +2,8 @@
 
     python -m benchmarks autoscale [--results DIR] [--jobs 2] [--seed 0] [--write]
 
-Four traces, cold starts of 5 and 60 s, one setting of each policy for all of them; on Azure's the PD pool is
-scaled too. `--results` keeps every trial: a run that is cut off goes on from there.
+Four traces, cold starts of 5 and 60 s, one setting of each policy for all of them. On Azure's both pools are
+scaled, on the others one at a time. `--results` keeps every trial: a run that is cut off goes on from there.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from benchmarks.autoscale.comparison import (
     COLD_STARTS,
     LIMITS,
     OURS,
+    PD_ONLY,
     PD_POLICIES,
     PD_WORKERS,
     POLICIES,
@@ -123,6 +124,17 @@ def row(one: TrialFigures, static: TrialFigures) -> str:
     )
 
 
+def pd_row(one: TrialFigures, pd_only: Sequence[TrialFigures]) -> str:
+    static = next(each for each in pd_only if each.trace == one.trace and each.policy == PD_ONLY + STATIC)
+    policy = one.policy.removeprefix(PD_ONLY)
+    cold_start = "any" if policy == STATIC else f"{one.cold_start:g} s"
+    return (
+        f"| {one.trace} | {cold_start} | {policy} | {one.pd_seconds:.0f} "
+        f"| {one.pd_seconds / static.pd_seconds:.1%} | {one.good / static.good:.2%} "
+        f"| {one.strict / one.requests:.1%} | {one.ttft:.1f} | {one.failures} |"
+    )
+
+
 def verdict(result: Sequence[TrialFigures]) -> str:
     """Whether ours keeps to the bar, trace by trace."""
     words = []
@@ -146,6 +158,8 @@ def report(result: Sequence[TrialFigures], options: argparse.Namespace) -> str:
         for trace in (make() for make in TRACES.values())
     )
     order = list(TRACES), list(dict.fromkeys((*PD_POLICIES, *POLICIES)))
+    pd_only = [one for one in result if one.policy.startswith(PD_ONLY)]
+    result = [one for one in result if one not in pd_only]
     ranked = sorted(
         result, key=lambda one: (order[0].index(one.trace), one.cold_start, order[1].index(one.policy))
     )
@@ -167,6 +181,7 @@ def report(result: Sequence[TrialFigures], options: argparse.Namespace) -> str:
         max_num_seqs=LIMITS.pd.max_num_seqs,
         rows="\n".join(row(one, static_of(result, one.trace)) for one in ranked if not one.pd_seconds),
         both="\n".join(row(one, static_of(result, one.trace)) for one in ranked if one.pd_seconds),
+        pd_rows="\n".join(pd_row(one, pd_only) for one in pd_only),
         pictures="\n".join(f"![{name}](autoscale-{name}.png)" for name in TRACES),
     )
 
@@ -185,5 +200,6 @@ def main() -> None:
     publish(report(result, options), RESULT, write=options.write)
     if options.write:
         for name, trace in TRACES.items():
-            shown = [one for one in result if one.trace == name and one.cold_start == COLD_STARTS[0]]
+            of_trace = [one for one in result if one.trace == name and one.cold_start == COLD_STARTS[0]]
+            shown = [one for one in of_trace if not one.policy.startswith(PD_ONLY)]
             save(trace(), shown, RESULTS / f"autoscale-{name}.png")

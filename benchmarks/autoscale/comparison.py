@@ -45,7 +45,7 @@ POLICIES: dict[str, Callable[[int, float], Scaler]] = {
     "concurrency 2 (Knative)": lambda maximum, _: Concurrency(0, maximum, 2),
     "concurrency 1 (Knative)": lambda maximum, _: Concurrency(0, maximum, 1),
 }
-#: Traces in which the PD pool is scaled too, and what scales it: the encoders' policies of these names.
+#: The trace in which both pools are scaled, in the others one at a time; and what scales PD workers.
 BOTH_POOLS = ("azure-lmm",)
 PD_POLICIES: dict[str, Callable[[int, float], Scaler]] = {
     STATIC: lambda maximum, _: FixedSize(maximum),
@@ -54,6 +54,8 @@ PD_POLICIES: dict[str, Callable[[int, float], Scaler]] = {
     "queue length 5 (KEDA)": lambda maximum, _: QueueLength(maximum),
     "concurrency 8 (Knative)": lambda maximum, _: Concurrency(1, maximum, 8),
 }
+#: In front of a policy's name: it scales PD workers, and the encoders are static.
+PD_ONLY = "PD: "
 COLD_STARTS = (5.0, 60.0)
 #: Encoders on CPUs that reach 4 TFLOP/s of bfloat16, and 300 GB/s. Assumed, not measured.
 CPU = Chip("a server CPU", 8e12, 300e9, 0.5, 64 * 10**9)
@@ -104,12 +106,14 @@ def measure(trace: Trace, policy: str, cold_start: float, seed: int = 0) -> Tria
 
     Any other begins with one worker; PD workers that are not scaled stay PD_WORKERS.
     """
+    pd_only, policy = policy.startswith(PD_ONLY), policy.removeprefix(PD_ONLY)
     static = policy == STATIC
     load, times = requests_of(trace, COSTS.encoder, QWEN3_VL_4B_SHAPE, seed)
-    initial = PEAK_WORKERS if static else 1
-    encoders = ElasticPool(POLICIES[policy](PEAK_WORKERS, cold_start), cold_start, initial)
+    initial = PEAK_WORKERS if static or pd_only else 1
+    scaler = POLICIES[STATIC if pd_only else policy](PEAK_WORKERS, cold_start)
+    encoders = ElasticPool(scaler, cold_start, initial)
     pools, pd = [encoders], None
-    if trace.name in BOTH_POOLS:
+    if trace.name in BOTH_POOLS or pd_only:
         pd = ElasticPDPool(PD_POLICIES[policy](PD_WORKERS, cold_start), cold_start)
         pools.append(pd)
     shape = on_devices(0, PD_WORKERS if static or pd is None else 1)
@@ -121,7 +125,7 @@ def measure(trace: Trace, policy: str, cold_start: float, seed: int = 0) -> Tria
 
     return TrialFigures(
         trace=trace.name,
-        policy=policy,
+        policy=PD_ONLY * pd_only + policy,
         cold_start=cold_start,
         requests=len(records),
         good=within(SLO),
@@ -140,11 +144,17 @@ def measure(trace: Trace, policy: str, cold_start: float, seed: int = 0) -> Tria
 
 def trials() -> list[tuple[str, str, float]]:
     """(trace, policy, cold start) of all trials; a static pool starts once."""
+    policies: dict[str, list[str]] = {
+        trace: list(PD_POLICIES)
+        if trace in BOTH_POOLS
+        else [*POLICIES, *(PD_ONLY + name for name in PD_POLICIES)]
+        for trace in TRACES
+    }
     return [
         (trace, policy, cold_start)
         for trace in TRACES
-        for policy in (PD_POLICIES if trace in BOTH_POOLS else POLICIES)
-        for cold_start in (COLD_STARTS[:1] if policy == STATIC else COLD_STARTS)
+        for policy in policies[trace]
+        for cold_start in (COLD_STARTS[:1] if policy.endswith(STATIC) else COLD_STARTS)
     ]
 
 

@@ -85,7 +85,7 @@ class ByDemand:
         assert self._pool is not None, "not attached"
         state = self._state or ScalingState.holding(seen.workers)
         demand, groups = self._pool.demand(seen.now), self._pool.groups(state.workers)
-        observation = Observation(seen.now, demand, groups, self._cold_start)
+        observation = Observation(seen.now, demand, groups, self._cold_start, self._pool.came())
         self._state, decision = decide(observation, state, self._pool.rules)
         return decision.workers
 

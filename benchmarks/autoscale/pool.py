@@ -9,6 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from benchmarks.autoscale.policies import ByDemand, PoolView, Scaler
+from triptych.base.scaling import ITEM_SLO, ScalingRules, ScalingTarget
 from triptych.proxy.pool import POLL_SECONDS
 from triptych_bench.simulator.cluster.cluster import SimulatedCluster
 from triptych_bench.simulator.cluster.loop import VirtualLoop, VirtualTimer
@@ -108,7 +109,7 @@ class ElasticPool:
 
     def _view(self) -> PoolView:
         encoders, proxy = self._cluster.encoders, self._cluster.proxy
-        table, unbound = proxy.dispatcher.jobs.table, self._cluster.known.unbound
+        table, unbound = proxy.dispatcher.jobs.table, self._cluster.known.unbound.total()
         return PoolView(
             now=self._loop.now,
             starting=len(self._starting),
@@ -187,7 +188,7 @@ class ElasticPDPool(ElasticPool):
 
     def _view(self) -> PoolView:
         workers = {worker.address: self._cluster.workers[worker.address] for worker in self._ready}
-        work = self._cluster.proxy.dispatcher.pd_work
+        work = self._cluster.proxy.dispatcher.pd_work(ScalingTarget("pd"), ScalingRules(1, 1, ITEM_SLO))
         return PoolView(
             now=self._loop.now,
             starting=len(self._starting),

@@ -247,7 +247,7 @@ class JobStreams:
         return waiter
 
     async def media(self, waiter: Waiter, frames: Sequence[bytes], reservation: MediaReservation) -> None:
-        """Takes all media of one stream, with their `room`, which is released when they are preprocessed.
+        """Takes all media of one stream; their `reservation` is released when they are preprocessed.
 
         InvalidRequest when their hash is not the stream's mm_hash.
         """

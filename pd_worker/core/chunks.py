@@ -56,7 +56,9 @@ class ChunkMaker:
         cross = self._items.cross
         if state.cross is not None and not cross.acquire(state.request_id, state.cross.plan):
             spare += cross.blocks_for(state.cross.plan)
-        at = self._kv.boundaries(state.chain, state.num_prompt_tokens, state.num_tokens, num_computed)
+        placements = (feature.placement for feature in state.features)
+        ends = [placement.offset + placement.length for placement in placements]
+        at = self._kv.boundaries(state.chain, state.num_prompt_tokens, state.num_tokens, num_computed, ends)
         if self._kv.allocate(state.request_id, prefix, state.num_tokens, spare=spare, keep_at=at):
             return True
         cross.release(state.request_id)

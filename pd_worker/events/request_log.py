@@ -147,17 +147,14 @@ class RequestLog:
     @property
     def unsent_bytes(self) -> int:
         """Approximate size of the unsent events of one message."""
-        nbytes = _EVENT_BYTES + min(len(self._texts) - self._sent_texts, _MAX_TEXTS) * self._token_bytes
+        token_bytes = _TOKEN_BYTES + (_TOP_BYTES * (1 + len(self._logprobs[0].top)) if self._logprobs else 0)
+        nbytes = _EVENT_BYTES + min(len(self._texts) - self._sent_texts, _MAX_TEXTS) * token_bytes
         nbytes += _ITEM_BYTES * len(self._unsent_items)
         nbytes += 0 if self.finished is None else len(self.finished.pooled)
         if self._admitted is not None and not self._sent_admitted:
             told = self._admitted.admitted
             nbytes += _ID_BYTES * (len(told.prompt_token_ids) + len(told.encoder_prompt_token_ids))
         return nbytes
-
-    @property
-    def _token_bytes(self) -> int:
-        return _TOKEN_BYTES + (_TOP_BYTES * (1 + len(self._logprobs[0].top)) if self._logprobs else 0)
 
     @property
     def has_unsent(self) -> bool:

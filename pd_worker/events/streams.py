@@ -230,7 +230,8 @@ class EventStreams:
                 )
                 log.fail(InternalError("the request's output could not be sent"))
                 self._cancel_in_engine([event.request_id], event.proxy_id)
-            log.offered |= self.offers_at_first_token
+            if self.offers_at_first_token:
+                log.offered = True
             if proxy.stream is not None:
                 proxy.stream.add(log)
 

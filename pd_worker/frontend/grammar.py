@@ -263,4 +263,9 @@ def _refusal(reason: str) -> InvalidRequest:
 
 
 def _first_line(text: str) -> str:
-    return text.strip().split("\n", 1)[0][:300]
+    """The parser's complaint on one line; keywords of schemas that it lacks by their names."""
+    line = text.strip().split("\n", 1)[0][:300]
+    if lacking := re.findall(r'"([^"]+)"', line.partition("Unimplemented keys:")[2]):
+        names = f"{', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'}"
+        return f"{names} not supported in a schema: docs/api.md#structured-output lists what is"
+    return line

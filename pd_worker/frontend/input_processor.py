@@ -141,7 +141,7 @@ class InputProcessor:
             reasoning=None if reasoning is None else reasoning.told(phase),
             tool_format=self._prompts.tool_format if chat else "",
         )
-        if sampling.repetition_penalty != 1:
+        if sampling.reads_prompt:
             _ = request.distinct_prompt_ids  # here, and not in the engine's thread
         return request
 

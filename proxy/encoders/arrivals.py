@@ -30,6 +30,11 @@ class Items:
             self.known += weight
             self.patches += weight * patches
 
+    def include(self, other: Items) -> None:
+        self.unknown += other.unknown
+        self.known += other.known
+        self.patches += other.patches
+
     def scale(self, factor: float) -> None:
         self.unknown *= factor
         self.known *= factor
@@ -96,6 +101,8 @@ class ArrivedItems:
 
     def __init__(self) -> None:
         self._fast, self._slow = _Average(FAST_SECONDS), _Average(SLOW_SECONDS)
+        #: Items since the start.
+        self.total = 0
 
     def add(self, job: EncoderJob, now: float) -> None:
         """A new job, which is no re-encode."""
@@ -104,6 +111,7 @@ class ArrivedItems:
 
     def count(self, patches: int | None, now: float) -> None:
         """An item of this size, None where its size is not known yet."""
+        self.total += 1
         for average in (self._fast, self._slow):
             average.add(now, 1.0, patches)
 
@@ -117,3 +125,27 @@ class ArrivedItems:
     def rates(self, now: float) -> tuple[Items, Items]:
         """Items for each second, by the fast and by the slow average."""
         return self._fast.rate(now), self._slow.rate(now)
+
+
+class Arrivals:
+    """The items that arrive, of each model by itself."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, ArrivedItems] = {}
+
+    def of(self, model: str) -> ArrivedItems:
+        """Those of one model, which is served here."""
+        return self._models.setdefault(model, ArrivedItems())
+
+    def total(self, model: str = "") -> int:
+        """Items of a model, or of all, since the start."""
+        return sum(one.total for name, one in self._models.items() if model in ("", name))
+
+    def rates(self, now: float, model: str = "") -> tuple[Items, Items]:
+        """Items of a model, or of all, for each second: by the fast and by the slow average."""
+        fast, slow = Items(), Items()
+        for name, arrived in self._models.items():
+            if model in ("", name):
+                for total, rate in zip((fast, slow), arrived.rates(now), strict=True):
+                    total.include(rate)
+        return fast, slow

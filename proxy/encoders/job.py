@@ -78,6 +78,8 @@ class ItemSource:
     looked_up: float
     #: The principal's id where keys are in use.
     tenant: str = ""
+    #: The request's.
+    model: str = ""
     #: The request's span of the item, where the proxy has traces.
     trace: SpanContext | None = None
 
@@ -140,6 +142,8 @@ class EncoderJob:
     order: int
     #: Its turn among those that arrive, by tenant.
     turn: Turn = field(default_factory=Turn)
+    #: Whose encoders it is for.
+    model: str = ""
     #: What its encoder needs of the item; of the waiter that waits longest.
     source: ItemSource | None = None
     re_encode: bool = False

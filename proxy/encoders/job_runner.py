@@ -18,7 +18,7 @@ from triptych.base.types import ItemPlan
 from triptych.protos import encoder_pb2, job_events
 from triptych.protos.convert import plan_from_proto
 from triptych.protos.encoder_pb2 import EncodeEvent, JobFailed
-from triptych.proxy.encoders.arrivals import ArrivedItems
+from triptych.proxy.encoders.arrivals import Arrivals
 from triptych.proxy.encoders.job import EncoderJob, EncoderSlot, ItemSource, JobState
 from triptych.proxy.encoders.job_table import EncoderJobTable
 from triptych.proxy.encoders.loads import tower_patches
@@ -72,8 +72,9 @@ class JobRunner:
         pd_idle: Callable[[], bool] = lambda: False,
     ) -> None:
         self.model = WorkModel()
-        self.arrived = ArrivedItems()
-        self.on_arrival: Callable[[], None] = lambda: None
+        self.arrived = Arrivals()
+        #: Called with the model whose encoders a new job is for.
+        self.on_arrival: Callable[[str], None] = lambda model: None
         self._epoch, self._on_ready, self._pd_idle = epoch, on_ready, pd_idle
         self.table = EncoderJobTable(
             share, tower_patches, self.model, flow_control=flow_control, shared=shared
@@ -93,7 +94,7 @@ class JobRunner:
         self.table.set_encoders(self._slots())
         # Read when the metrics are: every event changes them.
         metrics.published_bytes.set_function(lambda: self.table.published_bytes)
-        metrics.waiting_items.set_function(lambda: self.table.waiting + pool.unbound)
+        metrics.waiting_items.set_function(lambda: self.table.waiting + pool.unbound.total())
 
     async def close(self) -> None:
         if self._ticker:
@@ -115,6 +116,7 @@ class JobRunner:
             source.request_id,
             source.namespace,
             tenant=source.tenant,
+            model=self._pool.encoded_by(source.namespace, source.model),
             deadline=source.deadline,
             re_encode=re_encode,
             damaged_digest=damaged_digest,
@@ -128,8 +130,8 @@ class JobRunner:
             self._metrics.encoder_jobs.labels("re_encode" if re_encode else "first").inc()
             work = self.model.work(tower_patches(job.plan) if job.plan is not None else None)
             if not re_encode:
-                self.arrived.add(job, self._clock())
-                self.on_arrival()
+                self.arrived.of(job.model).add(job, self._clock())
+                self.on_arrival(job.model)
         if job.plan is not None:
             self._deliver_soon(source, _of(job, job_events.planned(job.plan)))
         if self._ticker is None:
@@ -227,7 +229,7 @@ class JobRunner:
                 worker.info.namespaces,
                 max(worker.info.capacity.get("plan_credit", DEFAULT_CREDIT) // proxies, 1),
                 max(worker.info.capacity.get("tower_credit", DEFAULT_CREDIT) // proxies, 1),
-                worker.info.kind,
+                worker.info.cost_kind,
             )
             for worker in self._pool.reaching("encoder")
         ]
@@ -288,7 +290,7 @@ class JobRunner:
         plan = plan_from_proto(event.planned)
         job = self.table.planned(job_id, plan, early=len(self.table) == 1 and self._pd_idle())
         if job is not None:
-            self.arrived.resize(job, tower_patches(plan), self._clock())
+            self.arrived.of(job.model).resize(job, tower_patches(plan), self._clock())
             self._tell(job, _of(job, event))
             self._begin(self.table.pump(self._clock()))
 
@@ -304,7 +306,8 @@ class JobRunner:
         ready = event.ready
         if not ready.already_stored:
             self.model.learn(tower_patches(plan), ready.work_seconds or ready.encode_seconds, job.kind)
-            cost = self._metrics.encode_cost.labels(self._metrics.kind(job.kind))
+            kind, _, model = job.kind.partition("\n")
+            cost = self._metrics.encode_cost.labels(self._metrics.kind(kind), model)
             cost.set(self.model.work(None, job.kind))
         self._tell(job, end)
 

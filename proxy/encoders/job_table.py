@@ -79,14 +79,14 @@ class EncoderJobTable:
         """Jobs that no tower works on."""
         return len(self._jobs) - self._loads.running_jobs
 
-    @property
-    def outstanding(self) -> Outstanding:
-        """What encoders could work on now: no job whose requests have no memory at a PD worker yet."""
-        able = (job for job in self._jobs if job.state is not JobState.PLANNED or self._may_run(job))
+    def outstanding(self, model: str = "") -> Outstanding:
+        """What a model's encoders, or all, could work on now: no job whose requests have no memory yet."""
+        jobs = self.jobs(model)
+        able = (job for job in jobs if job.state is not JobState.PLANNED or self._may_run(job))
         return Outstanding.of((self._loads.patches(job), job.state is not JobState.RUNNING) for job in able)
 
-    def jobs(self) -> list[EncoderJob]:
-        return list(self._jobs)
+    def jobs(self, model: str = "") -> list[EncoderJob]:
+        return [job for job in self._jobs if model in ("", job.model)]
 
     def owed(self, address: str) -> tuple[int, int, int]:
         """What an encoder owes this proxy, as `EncoderLoads.owed`."""
@@ -130,6 +130,7 @@ class EncoderJobTable:
         namespace: str,
         *,
         tenant: str = "",
+        model: str = "",
         deadline: float = math.inf,
         re_encode: bool = False,
         damaged_digest: str = "",
@@ -139,7 +140,8 @@ class EncoderJobTable:
         joined = job is not None
         if job is None:
             self._counter += 1
-            job = EncoderJob(mm_hash, namespace, self._counter, self._plan_turns.draw(tenant, mm_hash))
+            turn = self._plan_turns.draw(tenant, mm_hash)
+            job = EncoderJob(mm_hash, namespace, self._counter, turn, model)
             self.items.add_job(job)
             self._jobs[job] = None
         requester = self._requesters.setdefault(request_id, Requester())
@@ -147,8 +149,7 @@ class EncoderJobTable:
         requester.jobs[job] = None
         job.waiters[request_id] = None
         if re_encode and job.state is not JobState.RUNNING:
-            job.re_encode = self._flow_control
-            job.damaged_digest = damaged_digest or job.damaged_digest
+            job.re_encode, job.damaged_digest = self._flow_control, damaged_digest or job.damaged_digest
         if requester.admission is not None:
             job.admitted.add(request_id, requester.admission.number)
         for turn in self._plan_turns.hurry(job.turn, deadline, self._cost(job, job.kind)):

@@ -143,6 +143,7 @@ class CallLog:
             items=record.timeline.items,
             tokens=record.completion_tokens,
             pd_worker=self._worker_name(record.pd_address),
+            media_tokens=record.media_tokens,
         )
 
     def _record(self, choices: Choices, timeline: RequestTimeline, ended: float | None = None) -> CallRecord:
@@ -160,6 +161,7 @@ class CallLog:
             first_token=choices.first_token,
             ended=ended,
             status=None if ended is None else choices.status,
+            media_tokens=choices.first.lifecycle.media_tokens,
         )
 
     def _row_name(self, order: int, tenant: str) -> str:
@@ -224,6 +226,7 @@ class CallRecord(msgspec.Struct, frozen=True):
     first_token: float | None = None
     ended: float | None = None
     status: int | None = None
+    media_tokens: int = 0
 
     @property
     def seconds(self) -> float:

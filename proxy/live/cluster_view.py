@@ -32,6 +32,7 @@ from triptych.proxy.live.objects import (
 from triptych.proxy.live.statistics import (
     MAX_SECONDS,
     STEP_SECONDS,
+    Counts,
     CountWindow,
     HistoryPoint,
     HistoryRing,
@@ -124,7 +125,7 @@ class ClusterView:
             encoders=self._encoders(states),
             pd_workers=self._pd_workers(states, reports),
             scaling=PoolsScaling(self._scaling("encoder", states), self._scaling("pd", states)),
-            rates=self._rates(reports, minute.hit_rate),
+            rates=self._rates(reports, minute),
             flows=sources.calls.transfers.flows(),
             goodput=sources.calls.goodput.read(now, minute.met_share),
             requests=sources.calls.rows(),
@@ -186,7 +187,7 @@ class ClusterView:
                 EncoderState(
                     **self._worker_row(worker, state, reason),
                     jobs=unknown + known,
-                    work_seconds=round(jobs.model.total(unknown, known, patches, worker.info.kind), 4),
+                    work_seconds=round(jobs.model.total(unknown, known, patches, worker.info.cost_kind), 4),
                     done=done,
                     encode_ms=encode_ms,
                 )
@@ -232,8 +233,9 @@ class ClusterView:
         decision, live = self._sources.decision(pool), _serving(pool, states)
         return PoolScaling(live) if decision is None else PoolScaling(live, decision.workers, decision.reason)
 
-    def _rates(self, reports: Reports, hit_rate: float | None) -> ClusterRates:
-        last = self._window.last(RATE_SECONDS)
+    def _rates(self, reports: Reports, minute: Counts) -> ClusterRates:
+        last, hit_rate = self._window.last(RATE_SECONDS), minute.hit_rate
+        each = self._sources.calls.tallies.mean_seconds()
         return ClusterRates(
             requests=round(last.rate(last.requests), 2),
             tokens=round(sum(report.tokens_per_second for report in reports.values()), 1),
@@ -241,6 +243,8 @@ class ClusterView:
             errors=round(last.rate(last.errors), 2),
             refused=round(last.rate(last.refused), 2),
             hit_rate=None if hit_rate is None else round(hit_rate, 4),
+            hits=int(minute.hits),
+            saved_seconds=None if each is None else round(minute.hits * each, 3),
         )
 
     def _point(self, states: States, reports: Reports) -> HistoryPoint:

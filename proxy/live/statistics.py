@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -264,6 +265,10 @@ class EncoderTallies:
     def keep(self, addresses: Collection[str]) -> None:
         for address in self._tallies.keys() - set(addresses):
             del self._tallies[address]
+
+    def mean_seconds(self) -> float | None:
+        """The mean of the last towers' batches at all workers; None before the first."""
+        return mean(chain.from_iterable(tally.seconds for tally in self._tallies.values()))
 
     def read(self, address: str) -> tuple[int, float | None]:
         """Items done, and the mean milliseconds of the last towers' batches; None before the first."""

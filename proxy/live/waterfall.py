@@ -53,6 +53,7 @@ def waterfall(record: CallRecord, now: float, worker_name: Callable[[str], str] 
         attempts=timeline.attempt,
         items=timeline.items,
         titles=list(timeline.titles),
+        media_tokens=record.media_tokens,
         spans=[msgspec.structs.replace(span, where=worker_name(span.where)) for span in spans],
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
@@ -213,6 +214,10 @@ class StateEndpoints:
             "parent": None,
             "max_model_len": max(lengths, default=None),
             "input_modalities": self._pool.kind(name).input_modalities,
+            # As Anthropic's clients read it.
+            "type": "model",
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(self._started, UTC).isoformat(),
         }
 
     async def health(self, request: Request) -> Response:

@@ -244,9 +244,14 @@ class PDRouter:
             self._pumping = False
 
     def _place_suspects(self) -> None:
+        """Has a worker set apart for a suspect, unless another one is tried; it waits until then."""
         for request, order in sorted(self._waiting, key=lambda entry: entry[0].order):
-            if self.suspects.suspect(request.request_id):
-                self._place(request, order)
+            if not self.suspects.suspect(request.request_id):
+                continue
+            loads = self._choice.candidates(request)
+            address = self.suspects.place(request.request_id, request.bound.model_key, loads)
+            if address is not None:
+                self._spawn(self._run_alone(request, order, self._links[address]))
 
     def _open_to(self, tenant: str) -> bool:
         return any(link.open_to(tenant) for link in self._links.values())
@@ -268,13 +273,6 @@ class PDRouter:
         """The attempt is over: its Submit is not waited for, and not repeated."""
         if (task := self._handing.pop(request.request_id, None)) is not None:
             task.cancel()
-
-    def _place(self, request: InFlightRequest, order: Submit) -> None:
-        """Has a worker set apart for the suspect, unless another one is tried; it waits until then."""
-        loads = self._choice.candidates(request)
-        address = self.suspects.place(request.request_id, request.bound.model_key, loads)
-        if address is not None:
-            self._spawn(self._run_alone(request, order, self._links[address]))
 
     async def _run_alone(self, request: InFlightRequest, order: Submit, link: Link) -> None:
         request_id = request.request_id

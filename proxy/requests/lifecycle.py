@@ -128,7 +128,12 @@ class Lifecycle:
         """Of its prompt; until a PD worker has told them those of its items, or None where it has none."""
         if self.prompt_token_ids is not None:
             return len(self.prompt_token_ids)
-        return sum(item.plan.length for item in self.items.values() if item.plan is not None) or None
+        return self.media_tokens or None
+
+    @property
+    def media_tokens(self) -> int:
+        """Placeholder tokens of the distinct items whose plans are known."""
+        return sum(item.plan.length for item in self.items.values() if item.plan is not None)
 
     @property
     def resume(self) -> Resume | None:
@@ -324,7 +329,9 @@ class Lifecycle:
         if error.param is not None and error.param.startswith(OPTIONS):
             return self._fail(error)
         param = item.param
-        message = f"{param}: {_without_param(error)}" if param else error.message
+        message = error.message
+        if param:  # in place of the worker's own name for the item
+            message = f"{param}: {message.removeprefix(f'{error.param}: ') if error.param else message}"
         return self._fail(type(error)(message, param=param, retry_after=error.retry_after))
 
     def _accepted(self) -> list[Instruction]:
@@ -437,8 +444,3 @@ class Lifecycle:
         submitted = self.phase in (Phase.SUBMIT, Phase.RUN)
         self.phase = Phase.ENDED
         return [EndAttempt(cancel=submitted), Leave()] if submitted else [Leave()]
-
-
-def _without_param(error: RequestError) -> str:
-    """The message without the worker's own name for the item."""
-    return error.message.removeprefix(f"{error.param}: ") if error.param else error.message

@@ -20,11 +20,11 @@ from triptych.base.config.proxy import ScalingConfig
 from triptych.base.errors import TriptychError
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.rpc.tls.certificates import Certificates
-from triptych.base.scaling import PoolDemand, ScalingDecision, ScalingRules, SharedRules
+from triptych.base.scaling import PoolDemand, ScalingDecision, ScalingRules, ScalingTarget, SharedRules
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.scaling.keda import ScalerServer
-from triptych.proxy.scaling.policy import Observation, ScalingState, decide
-from triptych.proxy.scaling.pools import ScaledPool, make_pools, total_demand
+from triptych.proxy.scaling.policy import Observation, ScalingState, decide, start_failed
+from triptych.proxy.scaling.pools import ScaledPool, cheapest_first, make_pools, total_demand
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.registry.scaling import ScalingBoard
 from triptych.store.embedding_store import EmbeddingStore
@@ -153,6 +153,9 @@ class _Watched:
     #: When the decision ends unless it is announced again.
     until: float = 0.0
     starts: ColdStarts = field(default_factory=ColdStarts)
+    #: Of all proxies, as last read, and the most workers by the rules in force.
+    demand: PoolDemand = PoolDemand()
+    maximum: int = 0
 
 
 class Autoscaler:
@@ -175,6 +178,8 @@ class Autoscaler:
         self._watched = {
             name: _Watched(pool, RulesAgreement(name, pool.rules, TERM)) for name, pool in pools.items()
         }
+        #: The targets, of those that do the same work the cheapest first.
+        self._order = list(self._watched)
         self._listeners: list[Callable[[], None]] = []
         self._woken = asyncio.Event()
         self._reachable = True
@@ -212,19 +217,29 @@ class Autoscaler:
                 for name in self._watched:
                     await self._board.withdraw(self._proxy_id, name)
 
-    def item_waits(self) -> None:
-        """An item has come. Where no encoder is desired yet, the next poll is now."""
-        decision = self.decision("encoder")
-        if decision is None or not decision.active or not decision.workers:
+    @property
+    def targets(self) -> list[str]:
+        """The names of what is scaled."""
+        return list(self._watched)
+
+    def item_waits(self, model: str = "") -> None:
+        """An item for encoders of this model has come. Where none is desired yet, the next poll is now."""
+        asked = [
+            self.decision(name)
+            for name, watched in self._watched.items()
+            if watched.pool.target.pool == "encoder" and watched.pool.target.model in ("", model)
+        ]
+        if asked and not any(each is not None and each.active and each.workers for each in asked):
             self._woken.set()
 
     def workers_changed(self) -> None:
         """Workers have come, gone or changed."""
         now = self._clock()
-        for name, watched in self._watched.items():
-            watched.starts.poll(self._kinds(name), now)
+        for watched in self._watched.values():
+            watched.starts.poll(watched.pool.known, now)
             for kind, seconds in watched.starts.seconds.items():
-                self._metrics.cold_start.labels(name, self._metrics.kind(kind)).set(seconds)
+                pool = watched.pool.target.pool
+                self._metrics.cold_start.labels(pool, self._metrics.kind(kind)).set(seconds)
 
     def worker_lost(self, worker: Worker) -> None:
         """A worker has gone or has stalled: the next poll sees it."""
@@ -232,7 +247,7 @@ class Autoscaler:
     async def _forever(self) -> None:
         while True:
             self._woken.clear()
-            for name in self._watched:
+            for name in self._in_order():
                 try:
                     await self.poll(name)
                 except Exception:
@@ -267,16 +282,18 @@ class Autoscaler:
         pool, now = watched.pool, self._clock()
         in_force = await self._board.decision(pool.name)
         state = self._state(watched, in_force, now)
-        own = pool.demand(now)
+        own, came = pool.demand(now), pool.came()
         demand = await self._publish(pool.name, own, state)
-        self._show(pool.name, demand)
+        watched.demand = demand
+        self._show(pool.target.pool)
         for _ in range(_TRIES):
             rules = None if self._draining else await watched.agreement.poll(self._board, now)
             if rules is None or state is None:
                 return in_force
-            self._metrics.workers_limit.labels(pool.name).set(rules.maximum)
+            watched.maximum = rules.maximum
             cold_start = watched.starts.expected(pool.kind)
-            seen = Observation(now, demand, pool.groups(state.workers), cold_start)
+            groups = pool.groups(state.workers, self._rivals(watched))
+            seen = Observation(now, demand, groups, cold_start, came)
             after, decision = decide(seen, state, rules)
             if (after.kept or 0) > (state.kept or 0):
                 # Before others go below it.
@@ -303,20 +320,20 @@ class Autoscaler:
         watched.since = now if watched.since is None else watched.since
         if now - watched.since < LEARN_SECONDS:
             return None
-        return ScalingState.holding(len(self._kinds(watched.pool.name)))
+        return ScalingState.holding(len(watched.pool.known))
 
     def _adopt(self, watched: _Watched, decision: ScalingDecision) -> None:
         before, watched.decision = self.decision(watched.pool.name), decision
         now = self._clock()
         watched.until = now + TERM
-        name, present = watched.pool.name, len(self._kinds(watched.pool.name))
-        self._metrics.show_desired(name, decision.workers)
+        name, present = watched.pool.name, len(watched.pool.known)
+        self._show(watched.pool.target.pool)
         if before is not None and decision.workers > before.workers:
             watched.starts.asked(decision.workers - max(before.workers, min(present, decision.workers)), now)
         elif decision.workers <= present:
             watched.starts.withdrawn()
         if before is None or before.workers != decision.workers:
-            self._metrics.scale_decisions.labels(name, decision.reason).inc()
+            self._metrics.scale_decisions.labels(watched.pool.target.pool, decision.reason).inc()
             logger.info("%s pool should have %d workers (%s)", name, decision.workers, decision.reason)
         if before is None or (before.workers, before.active) != (decision.workers, decision.active):
             self._report()
@@ -325,19 +342,51 @@ class Autoscaler:
         for listener in self._listeners:
             listener()
 
-    def _kinds(self, name: str) -> dict[str, str]:
-        """The pool's registered workers, their kinds by incarnation."""
-        return {
-            worker.info.incarnation: worker.info.kind
-            for (pool, _), worker in self._workers.workers.items()
-            if pool == name and worker.alive and worker.registered
-        }
+    def _in_order(self) -> list[str]:
+        """All targets, of those that do the same work the one with the cheapest items first."""
+        costs = {name: watched.pool.cost() for name, watched in self._watched.items()}
+        groups: dict[ScalingTarget, list[str]] = {}
+        for name in self._order:
+            groups.setdefault(self._watched[name].pool.target.rivals, []).append(name)
+        self._order = [name for group in groups.values() for name in cheapest_first(group, costs)]
+        return self._order
 
-    def _show(self, name: str, demand: PoolDemand) -> None:
-        if name == "encoder":
-            self._metrics.encoder_backlog.set(demand.backlog)
-            self._metrics.encoder_arrivals.labels("fast").set(demand.fast)
-            self._metrics.encoder_arrivals.labels("slow").set(demand.slow)
+    def _rivals(self, watched: _Watched) -> dict[str, int]:
+        """The other kinds that are scaled for the same work, and their workers that this one need not be.
+
+        Of a cheaper kind those count that there should be, unless they have failed to start; a dearer one
+        takes only what the cheaper ones leave.
+        """
+        own, found = watched.pool.target, {}
+        cheaper = True
+        for name in self._order:
+            other = self._watched[name]
+            if other is watched:
+                cheaper = False
+            elif other.pool.target.rivals == own.rivals:
+                state, ready = other.state, len(other.pool.known)
+                late = state is not None and start_failed(state, other.starts.expected(other.pool.kind))
+                asked = ready if late or state is None else state.workers
+                found[other.pool.target.kind] = asked if cheaper else 0
+        return found
+
+    def _show(self, pool: str) -> None:
+        """Metrics of all targets of a pool together, and of each."""
+        all_watched = [each for each in self._watched.values() if each.pool.target.pool == pool]
+        decided = [(each, each.decision) for each in all_watched if each.decision is not None]
+        if decided:
+            self._metrics.show_desired(pool, sum(decision.workers for _, decision in decided))
+        for watched, decision in decided:
+            target = watched.pool.target
+            labels = (pool, target.model, self._metrics.kind(target.kind), target.role)
+            self._metrics.target_workers.labels(*labels).set(decision.workers)
+        self._metrics.workers_limit.labels(pool).set(sum(each.maximum for each in all_watched))
+        if pool == "encoder":
+            # Kinds that do the same work have the same demand, each in seconds of its own.
+            work = {each.pool.target.rivals: each.demand for each in reversed(all_watched)}.values()
+            self._metrics.encoder_backlog.set(sum(demand.backlog for demand in work))
+            self._metrics.encoder_arrivals.labels("fast").set(sum(demand.fast for demand in work))
+            self._metrics.encoder_arrivals.labels("slow").set(sum(demand.slow for demand in work))
 
 
 async def start_scaling(

@@ -8,7 +8,9 @@ none: KEDA's are its own. Any proxy answers for the cluster, as decisions are sh
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
@@ -18,14 +20,12 @@ from grpc import aio
 from triptych.base.errors import ConfigError
 from triptych.base.rpc.channels import listen, make_server
 from triptych.base.rpc.tls.certificates import Certificates
-from triptych.base.scaling import ScalingDecision
+from triptych.base.scaling import POOLS, SCALED_ROLES, ScalingDecision, ScalingTarget
 from triptych.protos import externalscaler_pb2 as messages
 from triptych.protos import externalscaler_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
-#: The pools that a trigger's metadata may name, as the registry names them.
-POOLS = ("encoder", "pd")
 #: Streams open at once: KEDA's operator has one for each ScaledObject.
 MAX_STREAMS = 64
 #: Workers for one unit of the metric: the HPA's ceil(sum / target) is then the decision itself.
@@ -48,8 +48,12 @@ Context = aio.ServicerContext[Any, Any]
 class Decisions(Protocol):
     """The decisions in force for the whole cluster, as the autoscaler has them."""
 
+    @property
+    def targets(self) -> list[str]:
+        """The names of what is scaled."""
+
     def decision(self, pool: str) -> ScalingDecision | None:
-        """How many workers the pool should have; None while nothing is in force."""
+        """How many workers this target should have; None while nothing is in force."""
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """`listener` is called in the event loop when a decision has changed."""
@@ -68,13 +72,13 @@ class KedaScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
     async def IsActive(
         self, request: messages.ScaledObjectRef, context: Context
     ) -> messages.IsActiveResponse:
-        decision = await self._known(await _pool_of(request, context), context)
+        decision = await self._known(await _target_of(request, context), context)
         return messages.IsActiveResponse(result=decision.active)
 
     async def StreamIsActive(
         self, request: messages.ScaledObjectRef, context: Context
     ) -> AsyncIterator[messages.IsActiveResponse]:
-        pool = await _pool_of(request, context)
+        target = await _target_of(request, context)
         if self._streams >= MAX_STREAMS:
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -87,7 +91,7 @@ class KedaScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
             # before it opens the next one after errors, and 2 s after an end.
             while not self._closed:
                 changed = self._changed
-                decision = self._decisions.decision(pool)
+                decision = self._decisions.decision(target.name)
                 if decision is not None and decision.active is not shown:
                     shown = decision.active
                     yield messages.IsActiveResponse(result=shown)
@@ -99,21 +103,21 @@ class KedaScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
     async def GetMetricSpec(
         self, request: messages.ScaledObjectRef, context: Context
     ) -> messages.GetMetricSpecResponse:
-        name = metric_name(await _pool_of(request, context))
+        name = metric_name(await _target_of(request, context))
         spec = messages.MetricSpec(metricName=name, targetSize=TARGET, targetSizeFloat=TARGET)
         return messages.GetMetricSpecResponse(metricSpecs=[spec])
 
     async def GetMetrics(
         self, request: messages.GetMetricsRequest, context: Context
     ) -> messages.GetMetricsResponse:
-        pool = await _pool_of(request.scaledObjectRef, context)
-        name = metric_name(pool)
+        target = await _target_of(request.scaledObjectRef, context)
+        name = metric_name(target)
         if request.metricName not in ("", name):
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,
-                f"metricName {request.metricName[:80]!r} is not known: the metric of pool {pool} is {name}",
+                f"metricName {request.metricName[:80]!r} is not known: the metric of {target.name} is {name}",
             )
-        workers = (await self._known(pool, context)).workers
+        workers = (await self._known(target, context)).workers
         # Both fields: 0 is read from the first one, and older operators know no other.
         value = messages.MetricValue(metricName=name, metricValue=workers, metricValueFloat=workers)
         return messages.GetMetricsResponse(metricValues=[value])
@@ -127,30 +131,41 @@ class KedaScaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    async def _known(self, pool: str, context: Context) -> ScalingDecision:
-        decision = self._decisions.decision(pool)
+    async def _known(self, target: ScalingTarget, context: Context) -> ScalingDecision:
+        decision = self._decisions.decision(target.name)
         if decision is None:
+            scaled = ", ".join(self._decisions.targets[:8]) or "nothing"
             await context.abort(
                 grpc.StatusCode.UNAVAILABLE,
-                f"no decision about the {pool} pool is in force: the proxy has just started, the store is "
-                "down, or the pool is not scaled",
+                f"no decision about {target.name[:200]} is in force: the proxy has just started, the store "
+                f"is down, or it is not scaled ({scaled[:600]} is, see --scale)",
             )
         assert decision is not None, "abort does not return"
         return decision
 
 
-def metric_name(pool: str) -> str:
-    """The external metric of a pool: how many workers it should have."""
-    return f"triptych-{pool}-workers"
+def metric_name(target: ScalingTarget) -> str:
+    """The external metric of a target, how many workers it should have: lower-case letters, digits, "-"."""
+    more = "-".join(filter(None, (target.model, target.kind, target.role)))
+    if not more:
+        return f"triptych-{target.pool}-workers"
+    # Names that differ in other characters only, or late, are told apart by their digest.
+    digest = hashlib.sha256(target.name.encode()).hexdigest()[:8]
+    short = re.sub("[^a-z0-9]+", "-", more.lower()).strip("-")[:40].strip("-")
+    return f"triptych-{target.pool}-{short}-{digest}-workers"
 
 
-async def _pool_of(request: messages.ScaledObjectRef, context: Context) -> str:
-    """The pool that the trigger's metadata name; all other keys are KEDA's own, or notes."""
-    pool = str(request.scalerMetadata.get("pool", ""))
+async def _target_of(request: messages.ScaledObjectRef, context: Context) -> ScalingTarget:
+    """The target that the trigger's metadata name; all other keys are KEDA's own, or notes."""
+    given = {key: str(request.scalerMetadata.get(key, "")) for key in ("pool", "model", "kind", "role")}
+    pool, role = given["pool"], given["role"]
     if pool not in POOLS:
         said = f"pool {pool[:80]!r} is not known" if pool else "the trigger's metadata have no `pool`"
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{said}: set pool to {' or '.join(POOLS)}")
-    return pool
+    if role and role not in SCALED_ROLES:
+        said = f"role {role[:80]!r} is not known: set role to {' or '.join(SCALED_ROLES)}, or leave it out"
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, said)
+    return ScalingTarget(**given)
 
 
 class ScalerServer:

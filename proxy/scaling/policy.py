@@ -35,13 +35,16 @@ _MANY = 1_000_000.0
 class Observation:
     """A pool at one moment. `now` is of any clock; a new worker takes `cold_start` seconds to register.
 
-    `groups` has one entry for each kind; the pool grows by the kind whose speed is 1.0.
+    `groups` has one entry for each kind; the pool grows by the kind whose speed is 1.0 and that is not apart.
     """
 
     now: float
     demand: PoolDemand
     groups: Sequence[WorkerGroup] = ()
     cold_start: float = 0.0
+    #: Whether work has come to this proxy since the last look; None: while the fast average is no zero. What
+    #: comes to others is known by what they keep.
+    came: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,8 @@ def decide(
 ) -> tuple[ScalingState, ScalingDecision]:
     """The pool's number of workers from now on, and the state for the next decision."""
     demand, capacity = _checked(seen.demand), _capacity(seen.groups)
-    busy = demand.waiting > 0 or demand.backlog > 0.0 or demand.fast > NO_FLOW
+    came = demand.fast > NO_FLOW if seen.came is None else seen.came
+    busy = demand.waiting > 0 or demand.backlog > 0.0 or came
     state = _advance(state, seen.now, capacity.own, rules, busy=busy)
     need = _need(demand, rules, capacity, 0.0)
     awake = busy or (state.workers > 0 and _idle_seconds(state) < _idle_limit(seen.cold_start, rules))
@@ -114,7 +118,7 @@ def decide(
     # The first item of an empty pool asks for a worker, whatever it is expected to cost.
     floor = 1 if awake and capacity.others <= 0.0 else 0
     target = max(need.workers, floor)
-    if need.workers > capacity.own and _start_failed(state, seen.cold_start):
+    if need.workers > capacity.own and start_failed(state, seen.cold_start):
         target += need.workers - capacity.own
     # The reserve keeps workers; it asks for none.
     spare = min(_need(demand, rules, capacity, rules.reserve).workers, state.workers)
@@ -123,7 +127,8 @@ def decide(
     workers, reason = _target(need, target, kept, state, rules) if active else (rules.minimum, "idle")
     needs = state.needs if active else ((state.elapsed, rules.minimum),)
     after = replace(state, workers=workers, needs=needs, kept=needs[0][1] if awake else None)
-    return after, ScalingDecision(workers, reason, active)
+    # Where other kinds do all the work, this one is not asked for its first worker.
+    return after, ScalingDecision(workers, reason, active and (workers > 0 or capacity.others <= 0.0))
 
 
 def _target(need: _Need, target: int, kept: int, state: ScalingState, rules: ScalingRules) -> tuple[int, str]:
@@ -210,16 +215,16 @@ def _idle_limit(cold_start: float, rules: ScalingRules) -> float:
     return max(rules.window, IDLE_COLD_STARTS * _finite(cold_start))
 
 
-def _start_failed(state: ScalingState, cold_start: float) -> bool:
+def start_failed(state: ScalingState, cold_start: float) -> bool:
     """Whether workers that should have become ready long ago have not."""
     patience = max(START_PATIENCE * _finite(cold_start), MIN_PATIENCE)
     return state.short_since is not None and state.elapsed - state.short_since > patience
 
 
 def _capacity(groups: Sequence[WorkerGroup]) -> _Capacity:
-    own = sum(max(group.ready, 0) for group in groups if group.speed == 1.0)
-    others = sum(max(group.ready, 0) * _finite(group.speed) for group in groups if group.speed != 1.0)
-    return _Capacity(own, others)
+    own = [group for group in groups if group.speed == 1.0 and not group.apart]
+    others = (max(group.ready, 0) * _finite(group.speed) for group in groups if group not in own)
+    return _Capacity(sum(max(group.ready, 0) for group in own), math.fsum(others))
 
 
 def _checked(demand: PoolDemand) -> PoolDemand:

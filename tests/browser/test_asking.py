@@ -216,9 +216,22 @@ def test_where_keys_are_in_use_the_page_asks_for_one_and_works_with_it(tmp_path:
         # The key is in this tab alone, and in no line of code.
         assert key not in page.get_by_label("The request as code").inner_text()
         assert page.evaluate("JSON.stringify(localStorage)").find(key) == -1
+        page.get_by_role("link", name="Watch").click()
+        page.get_by_label("Finished requests").locator("button.link").first.click()
+        record = page.get_by_role("dialog")
+        expect(record).to_contain_text(f"Asked on this page: {examples.EXAMPLE_QUESTION}")
+        # The server has no prompt to show: another tab, also one with this key, sees none.
         other = page.context.new_page()
         other.goto(guarded.url)
         expect(other.get_by_role("dialog")).to_contain_text("no API key was given")
+        other.get_by_role("dialog").get_by_label("Key").fill(key)
+        other.get_by_role("dialog").get_by_role("button", name="Use it").click()
+        other.get_by_role("link", name="Watch").click()
+        row = other.get_by_label("Finished requests").locator("tbody tr").first
+        expect(row).to_contain_text("1 (16 tokens)")
+        row.locator("button.link").click()
+        expect(other.get_by_role("dialog")).to_contain_text("of media")
+        expect(other.get_by_role("dialog")).not_to_contain_text("Asked on this page")
         other.close()
 
 

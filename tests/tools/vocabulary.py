@@ -63,6 +63,9 @@ CALLS = """encoders/encoder_client.py:EncodeStream.result encoders/job_runner.py
     requests/lifecycle.py:Lifecycle._of_job requests/lifecycle.py:Lifecycle._submit
     requests/recorder.py:Recorder.record pd/router.py:PDRouter.submit pd/choice.py:PDChoice.choose
     pd/router.py:PDRouter._send pd/router.py:PDRouter._hand_over pd/link.py:PDLink.submit"""
+#: Product files, of which those that name these sampling fields are counted: what is generated is not.
+PRODUCT = ("proxy", "encoder_worker", "pd_worker", "ec_connector", "protos", "triptych")
+SAMPLING = re.compile(r"\b(min_p|repetition_penalty)\b")
 #: Types of fields that hold a plan.
 PLANS = re.compile(r"^(?!Callable).*\b(ItemPlan|EncodeEvent|ItemReady|ItemSlot)\b")
 
@@ -135,6 +138,14 @@ def calls() -> list[str]:
     return re.findall(r":(\w+)", CALLS)
 
 
+def naming() -> list[str]:
+    """The product files that name `min_p` or `repetition_penalty`; a link is its own path."""
+    files = {path.resolve() for root in PRODUCT for path in (ROOT / root).rglob("*.py")}
+    product = sorted(path for path in files if path.relative_to(ROOT).parts[0] in PRODUCT)
+    named = (path for path in product if not path.stem.endswith(("_pb2", "_grpc")))
+    return [str(path.relative_to(ROOT)) for path in named if SAMPLING.search(path.read_text())]
+
+
 if __name__ == "__main__":
     for life in (JOB, PD):
         found = types(life)
@@ -147,3 +158,4 @@ if __name__ == "__main__":
         held = carriers.count("+")
         print(f"carriers of {what}: {len(carriers.split()) - held}, and {held} holders of one of them")
     print(f"calls for a planned item in the proxy: {len(calls())}", dict(Counter(calls())))
+    print(f"product files that name min_p or repetition_penalty: {len(naming())}", naming())

@@ -121,7 +121,7 @@ def test_both_sides_of_a_replica_share_a_registry():
 def test_ten_thousand_kinds_of_workers_make_a_bounded_number_of_series():
     metrics = ProxyMetrics()
     for index in range(10_000):
-        metrics.encode_cost.labels(metrics.kind(f"kind {index}" + "x" * 10_000)).set(1.0)
+        metrics.encode_cost.labels(metrics.kind(f"kind {index}" + "x" * 10_000), "m").set(1.0)
     lines = [line for line in _samples(metrics.registry) if "encode_cost" in line]
     assert len(lines) == MAX_KINDS + 1 and max(map(len, lines)) < 200
     assert metrics.kind("kind 3" + "x" * 10_000).startswith("kind 3")

@@ -28,3 +28,7 @@ def test_every_class_with_a_plan_is_a_carrier_or_named_as_beside_the_way() -> No
 def test_the_calls_for_a_planned_item_are_those_of_the_list() -> None:
     assert len(vocabulary.calls()) <= 16
     assert vocabulary.calls().count("Dispatcher") == 1
+
+
+def test_a_sampling_field_is_named_in_few_files() -> None:
+    assert len(vocabulary.naming()) <= 6, vocabulary.naming()

@@ -278,6 +278,11 @@ class ProxyMetrics(_Metrics):
     workers_stalled = _gauge(
         "triptych_workers_stalled", "registered workers whose engine stands still", "pool"
     )
+    target_workers = _gauge(
+        "triptych_target_workers_desired",
+        "workers that there should be of what is scaled by itself",
+        *("pool", "model", "kind", "role"),
+    )
     workers_limit = _gauge("triptych_workers_limit", "most workers of a scaled pool", "pool")
     worker_losses = _counter(
         "triptych_worker_losses", "registered workers that have stopped answering", "pool"
@@ -300,7 +305,7 @@ class ProxyMetrics(_Metrics):
         "triptych_media_fetch_seconds", "one fetch with its redirects and retries"
     )
 
-    encode_cost = _gauge("triptych_encode_cost_seconds", "tower time of an average item", "kind")
+    encode_cost = _gauge("triptych_encode_cost_seconds", "tower time of an average item", "kind", "model")
     encoder_backlog = _gauge("triptych_encoder_backlog_seconds", "outstanding encoder work of all proxies")
     encoder_arrivals = _gauge(
         "triptych_encoder_arrival_seconds", "encoder work that arrives in a second, all proxies", "average"

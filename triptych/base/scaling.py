@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+#: Pools as the registry names them, and the roles of PD workers that may be scaled apart.
+POOLS = ("encoder", "pd")
+SCALED_ROLES = ("prefill", "decode")
+#: Seconds that an item at the encoders or a prompt at the PD workers may take, and a decode worker's token.
+ITEM_SLO, TOKEN_SLO = 2.0, 0.1
+#: Targets that one proxy may scale: each has a stream of KEDA's.
+MAX_TARGETS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,104 @@ class ScalingRules:
 
 
 @dataclass(frozen=True, slots=True)
+class ScalingTarget:
+    """The workers that one decision is about: a pool, or those of its workers that serve a model, are of a
+    kind, or have a role. What is empty is not looked at."""
+
+    pool: str
+    model: str = ""
+    kind: str = ""
+    role: str = ""
+
+    @property
+    def name(self) -> str:
+        """The pool's name, and behind it what narrows it: as on the board and in logs."""
+        more = (("model", self.model), ("kind", self.kind), ("role", self.role))
+        return ";".join([self.pool, *(f"{name}={value}" for name, value in more if value)])
+
+    @property
+    def rivals(self) -> ScalingTarget:
+        """The target without its kind: targets of equal rivals do the same work."""
+        return replace(self, kind="")
+
+    def covers(self, model: str, role: str) -> bool:
+        """Whether a worker of its pool that serves the model in this role counts, whatever its kind."""
+        return self.model in ("", model) and self.role in ("", role)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledTarget:
+    """A target and the rules that scale it. `price` is what a worker costs for a while, in any unit: of
+    several kinds that do the same work those with the cheapest item grow first."""
+
+    target: ScalingTarget
+    rules: ScalingRules
+    price: float = field(default=1.0)
+
+
+def parse_scaled(text: str, window: float, item_slo: float) -> ScaledTarget:
+    """A target as --scale gives it: `encoder;model=NAME;kind=KIND;max=8;price=2`, or `pd;role=decode;max=4`.
+
+    ValueError, naming the part and what it may be.
+    """
+    pool, *rest = (part.strip() for part in text.split(";"))
+    if pool not in POOLS:
+        raise ValueError(f"it begins with {pool[:40]!r}: begin with {' or '.join(POOLS)}")
+    given: dict[str, str] = {}
+    for part in filter(None, rest):
+        name, _, value = (each.strip() for each in part.partition("="))
+        if name not in ("model", "kind", "role", "min", "max", "slo", "price") or not value:
+            raise ValueError(f"{part[:80]!r}: give model, kind, role, min, max, slo or price, as name=value")
+        if name in given:
+            raise ValueError(f"{name} is given twice: give it once")
+        given[name] = value
+    role = given.get("role", "")
+    if role and (pool != "pd" or role not in SCALED_ROLES):
+        raise ValueError(f"role is {role[:40]!r}: only pd has roles, {' and '.join(SCALED_ROLES)}")
+    least = 1 if pool == "pd" else 0
+    minimum, maximum = _count(given, "min", least), _count(given, "max", 0)
+    if minimum < least:
+        raise ValueError(f"min is {minimum}: PD workers never go to zero, give 1 or more")
+    usual = TOKEN_SLO if role == "decode" else item_slo if pool == "encoder" else ITEM_SLO
+    slo = _number(given, "slo", usual)
+    price = _number(given, "price", 1.0)
+    if not 0.0 < price < math.inf:
+        raise ValueError(f"price is {price:g}: give a number above 0")
+    target = ScalingTarget(pool, given.get("model", ""), given.get("kind", ""), role)
+    return ScaledTarget(target, ScalingRules(minimum, maximum, slo, window=window), price)
+
+
+def check_targets(scaled: Iterable[ScaledTarget]) -> None:
+    """ValueError where two targets count one worker, or where there are too many."""
+    targets = [each.target for each in scaled]
+    if len(targets) > MAX_TARGETS:
+        raise ValueError(f"there are {len(targets)} targets: give {MAX_TARGETS} or fewer")
+    for at, one in enumerate(targets):
+        for other in targets[:at]:
+            if one.pool != other.pool:
+                continue
+            pairs = ((one.model, other.model), (one.role, other.role), (one.kind, other.kind))
+            if not any(mine and theirs and mine != theirs for mine, theirs in pairs):
+                raise ValueError(
+                    f"{other.name} and {one.name} count the same workers: tell them apart by name"
+                )
+
+
+def _count(given: dict[str, str], name: str, default: int) -> int:
+    try:
+        return int(given.get(name, default))
+    except ValueError:
+        raise ValueError(f"{name} is {given[name][:40]!r}: give a whole number") from None
+
+
+def _number(given: dict[str, str], name: str, default: float) -> float:
+    try:
+        return float(given.get(name, default))
+    except ValueError:
+        raise ValueError(f"{name} is {given[name][:40]!r}: give a number") from None
+
+
+@dataclass(frozen=True, slots=True)
 class SharedRules:
     """A pool's rules on the board, which all proxies decide by; None where this version cannot read them.
 
@@ -75,12 +182,16 @@ class PoolDemand:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGroup:
-    """The workers of one kind in a pool. `speed` is relative to the kind that the pool grows by, 1.0."""
+    """The workers of one kind in a pool. `speed` is relative to the kind that the pool grows by, 1.0.
+
+    `apart`: another decision is about them.
+    """
 
     kind: str
     ready: int
     starting: int = 0
     speed: float = 1.0
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)

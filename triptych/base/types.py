@@ -286,6 +286,11 @@ class WorkerInfo:
     proof: str = ""
     kind: str = ""
 
+    @property
+    def cost_kind(self) -> str:
+        """What costs are learnt for: its kind of device with its model."""
+        return f"{self.kind}\n{self.model}"
+
 
 def runs_of(mask: Sequence[bool]) -> tuple[tuple[int, int], ...] | None:
     """The (start, count) runs of True in `mask`; None when all are True."""

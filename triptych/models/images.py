@@ -24,7 +24,7 @@ from triptych.base.errors import ConfigError, InvalidRequest, reason_of
 from triptych.base.machine.device import host_empty
 from triptych.base.types import JsonObject, Options
 from triptych.kernels.functions import CHANNELS, FILTERS, PictureKernel
-from triptych.models.checkpoint.folder import read_json
+from triptych.models.checkpoint.folder import no_image_processor, read_json
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -283,8 +283,6 @@ def _equal(expected: Any, actual: Any) -> bool:
 
 
 BACKEND = "pil"
-#: Files with a processor's settings; one of them has those of the images.
-SETTINGS_FILES = ("processor_config.json", "preprocessor_config.json")
 
 
 def processor_identity(settings: JsonObject) -> JsonObject:
@@ -341,9 +339,7 @@ def load_image_processor(path: Path) -> Any:
     """The checkpoint's image processor on PIL; ConfigError where there is none."""
     whole = read_json(path / "processor_config.json") or {}
     if read_json(path / "preprocessor_config.json") is None and "image_processor" not in whole:
-        raise ConfigError(
-            f"MODEL={path} has no image processor: give MODEL=/folder with preprocessor_config.json"
-        )
+        raise no_image_processor(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)

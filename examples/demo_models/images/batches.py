@@ -17,7 +17,14 @@ from tokenizers import Tokenizer
 
 from examples.demo_models.images.samples import NO_IMAGE, SMALL_TALK, Sample, random_sample
 from examples.demo_models.images.scenes import COLOURS, PLACES, SHAPES, Picture, draw
-from examples.demo_models.images.structured import ToolCall, drawn_call, drawn_fields, json_text, value_of
+from examples.demo_models.images.structured import (
+    WRITTEN,
+    ToolCall,
+    drawn_call,
+    drawn_fields,
+    value_of,
+    weighed_json,
+)
 from examples.demo_models.images.tokens import SYSTEM_PROMPTS
 
 PATCH = 16  # pixels
@@ -26,9 +33,10 @@ LEAST_PIXELS, MOST_PIXELS = 96 * 96, 128 * 128
 IGNORED = -100
 _NEAR = 18  # pixels from the middle of a shape to that of a token that shows it
 _ONE_IMAGE_PART, _MIXING_PART = 0.2, 0.15  # of the run
-_STRUCTURED_PART = 0.5  # of the sequences answer in JSON
+_STRUCTURED_PART = 0.55  # of the sequences answer in JSON
 _ROW_LENGTH = 256  # tokens; several sequences are packed into a row
 
+Json = tuple[str, list[float]]  # text, and the weights of its characters
 FloatArray = npt.NDArray[np.float32]
 
 
@@ -80,15 +88,18 @@ class TokenSequence:
 
     ids: list[int] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)  # IGNORED or the token itself
+    weights: list[float] = field(default_factory=list)  # in the loss, of the tokens that are learnt
     branch: list[int] = field(default_factory=list)  # 0: prefix
     positions: list[tuple[int, int, int]] = field(default_factory=list)  # M-RoPE: t, h, w
     next_position: int = 0
     current: int = 0
 
-    def text(self, ids: Sequence[int], learnt: bool = False) -> None:
+    def text(self, ids: Sequence[int], weights: Sequence[float] = ()) -> None:
+        """Tokens; with `weights` they are learnt."""
         p = self.next_position
         self.ids += ids
-        self.labels += ids if learnt else [IGNORED] * len(ids)
+        self.labels += ids if weights else [IGNORED] * len(ids)
+        self.weights += weights or [0.0] * len(ids)
         self.branch += [self.current] * len(ids)
         self.positions += [(p + k, p + k, p + k) for k in range(len(ids))]
         self.next_position += len(ids)
@@ -98,6 +109,7 @@ class TokenSequence:
         p, count = self.next_position, columns * rows
         self.ids += [pad] * count
         self.labels += [IGNORED] * count
+        self.weights += [0.0] * count
         self.branch += [self.current] * count
         self.positions += [(p, p + y, p + x) for y in range(rows) for x in range(columns)]
         self.next_position += max(columns, rows)
@@ -125,40 +137,46 @@ class Encoder:
             sequence.image(picture, self.image_pad)
             sequence.text(self._ids("<|vision_end|>"))
 
-    def _turn(self, sequence: TokenSequence, question: str, answer: str, forced: bool = False) -> None:
+    def _turn(self, sequence: TokenSequence, question: str, answer: str | Json) -> None:
         """The end of a user's message, and the answer to it."""
         sequence.text(self._ids(question))
-        self._reply(sequence, answer, forced)
+        self._reply(sequence, answer)
 
-    def _reply(self, sequence: TokenSequence, answer: str, forced: bool = False) -> None:
-        """`forced`: a grammar makes the model begin like this, so the first token is not learnt."""
+    def _reply(self, sequence: TokenSequence, answer: str | Json) -> None:
         sequence.text(self._ids("<|im_end|>\n<|im_start|>assistant\n"))
-        ids = self._ids(answer + "<|im_end|>")
-        sequence.text(ids[:forced])
-        sequence.text(ids[forced:], learnt=True)
+        if isinstance(answer, str):
+            ids = self._ids(answer + "<|im_end|>")
+            sequence.text(ids, [1.0] * len(ids))
+            return
+        text, weights = answer
+        encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        sequence.text(encoded.ids, [max(weights[slice(*span)]) for span in encoded.offsets])
+        sequence.text(self._ids("<|im_end|>"), [WRITTEN])
 
-    def branched(self, sample: Sample, system: str = "", forced: Sequence[str] = ()) -> TokenSequence:
+    def branched(self, sample: Sample, system: str = "", answers: Sequence[Json] = ()) -> TokenSequence:
         """The pictures once, and after them every question alone: as many requests in one.
 
-        `forced`: answers in the places of the true ones; empty ones are the true ones.
+        `answers`: in the places of the true sentences.
         """
         out = self._opened(system)
         self._images(out, sample.pictures)
         start = out.next_position
         for number, turn in enumerate(sample.turns, 1):
             out.current, out.next_position = number, start
-            other = forced[number - 1] if forced else ""
-            self._turn(out, turn.question, other or turn.answer, bool(other))
+            self._turn(out, turn.question, answers[number - 1] if answers else turn.answer)
         return out
 
     def called(self, sample: Sample, call: ToolCall, form: str) -> TokenSequence:
         """One question that a tool is called for; `form`: an object, a list, or "tagged" after a mark."""
         out = self._opened(call.system)
         self._images(out, sample.pictures)
-        text = {"object": call.text, "list": f"[{call.text}]"}.get(
-            form, f"<tool_call>\n{call.text}\n</tool_call>"
+        text, weights = weighed_json(call.value, call.fits)
+        before, after = {"object": ("", ""), "list": ("[", "]")}.get(
+            form, ("<tool_call>\n", "\n</tool_call>")
         )
-        self._turn(out, sample.turns[0].question, text, form != "tagged" or not call.fits)
+        marks = [1.0 if form == "tagged" and call.fits else WRITTEN] * len(before)
+        weights = [*marks, *weights, *[WRITTEN] * len(after)]
+        self._turn(out, sample.turns[0].question, (before + text + after, weights))
         return out
 
     def chained(self, sample: Sample, text_first: bool, system: str = "") -> TokenSequence:
@@ -184,10 +202,10 @@ class Encoder:
         out.text(self._ids("<|im_start|>user\n"))
         return out
 
-    def talk(self, question: str, answer: str, system: str = "", forced: bool = False) -> TokenSequence:
+    def talk(self, question: str, answer: str | Json, system: str = "") -> TokenSequence:
         """A request without pictures."""
         out = self._opened(system)
-        self._turn(out, question, answer, forced)
+        self._turn(out, question, answer)
         return out
 
 
@@ -195,6 +213,7 @@ class Encoder:
 class Batch:
     ids: torch.Tensor  # [batch, length]
     labels: torch.Tensor  # [batch, length]: the token where it is learnt, else IGNORED
+    weights: torch.Tensor  # [batch, length]: of the learnt tokens in the loss
     mask: torch.Tensor  # [batch, 1, length, length] bool: what each token sees
     positions: torch.Tensor  # [3, batch, length]
     pixels: torch.Tensor  # [patches, 1536]
@@ -226,6 +245,7 @@ def collate(samples: Sequence[tuple[TokenSequence, Sequence[Picture]]], pad: int
     size = (len(rows), length)
     ids, labels = np.full(size, pad), np.full(size, IGNORED)
     owner, branch = np.full(size, -1), np.full(size, 0)
+    weights = np.zeros(size, dtype=np.float32)
     positions = np.zeros((3, *size), dtype=np.int64)
     pictures: list[Picture] = []
     for r, row in enumerate(rows):
@@ -238,6 +258,7 @@ def collate(samples: Sequence[tuple[TokenSequence, Sequence[Picture]]], pad: int
                 s.branch,
                 k,
             )
+            weights[r, span] = s.weights
             positions[:, r, span] = np.array(s.positions).T
             pictures += samples[k][1]
             start = span.stop
@@ -248,6 +269,7 @@ def collate(samples: Sequence[tuple[TokenSequence, Sequence[Picture]]], pad: int
     return Batch(
         torch.from_numpy(ids),
         torch.from_numpy(labels),
+        torch.from_numpy(weights),
         torch.from_numpy(mask)[:, None],
         torch.from_numpy(positions),
         torch.from_numpy(np.concatenate([picture_patches(p) for p in pictures])),
@@ -265,30 +287,38 @@ def _several(rng: random.Random, progress: float) -> int:
 
 
 def _structured(
-    rng: random.Random, encoder: Encoder, branches: int, images: int
+    rng: random.Random, encoder: Encoder, branches: int, split: str = "train"
 ) -> tuple[TokenSequence, Sequence[Picture]]:
     """A sequence of answers in JSON: of objects, or of one call of a tool."""
-    if rng.random() < 0.1:
+    if rng.random() < 0.06:
         question, answer = rng.choice(SMALL_TALK)
-        if rng.random() < 0.6:
-            question, answer = random_sample(rng, "train", 1, 1).turns[0].question, NO_IMAGE
+        if rng.random() < 0.75:
+            question, answer = random_sample(rng, split, 1, 1).turns[0].question, NO_IMAGE
         if rng.random() < 0.3:
-            call = drawn_call(rng, None, (), answer, "train")
-            text = call.text if rng.random() < 0.5 else f"[{call.text}]"
-            return encoder.talk(question, text, call.system, forced=True), ()
-        value = json_text(value_of(drawn_fields(rng, None, (), answer, "train")))
-        return encoder.talk(question, value, forced=True), ()
-    if rng.random() < 0.35:
-        sample = random_sample(rng, "train", images, 1)
+            call = drawn_call(rng, None, (), answer, split)
+            text, weights = weighed_json(call.value, call.fits)
+            if rng.random() < 0.5:
+                text, weights = f"[{text}]", [WRITTEN, *weights, WRITTEN]
+            return encoder.talk(question, (text, weights), call.system), ()
+        value = value_of(drawn_fields(rng, None, (), answer, split))
+        return encoder.talk(question, weighed_json(value)), ()
+    images = rng.choices((1, 2, 3, 4), (0.7, 0.25, 0.03, 0.02))[0]
+    if rng.random() < 0.25:
+        sample = random_sample(rng, split, images, 1)
         turn = sample.turns[0]
-        call = drawn_call(rng, turn.query, sample.scenes, turn.answer, "train")
+        call = drawn_call(rng, turn.query, sample.scenes, turn.answer, split)
         return encoder.called(sample, call, rng.choice(("object", "list", "tagged"))), sample.pictures
-    sample = random_sample(rng, "train", images, branches)
+    sample = random_sample(rng, split, images, branches)
     values = [
-        json_text(value_of(drawn_fields(rng, turn.query, sample.scenes, turn.answer, "train")))
+        weighed_json(value_of(drawn_fields(rng, turn.query, sample.scenes, turn.answer, split)))
         for turn in sample.turns
     ]
-    return encoder.branched(sample, forced=values), sample.pictures
+    return encoder.branched(sample, answers=values), sample.pictures
+
+
+def structured_batch(rng: random.Random, encoder: Encoder, size: int, pad: int) -> Batch:
+    """`size` held-out sequences of one answer in JSON each."""
+    return collate([_structured(rng, encoder, 1, "held_out") for _ in range(size)], pad)
 
 
 def training_batch(
@@ -299,7 +329,7 @@ def training_batch(
     for _ in range(size):
         system = rng.choice(SYSTEM_PROMPTS) if rng.random() < 0.12 else ""
         if rng.random() < _STRUCTURED_PART:
-            samples.append(_structured(rng, encoder, branches, _several(rng, progress)))
+            samples.append(_structured(rng, encoder, branches))
             continue
         kind = rng.random()
         if kind < 0.01:

@@ -44,6 +44,41 @@ UNKNOWN = (
     *("event", "address", "remark"),
 )
 _UNSEEN = 3
+#: Further names of training alone: of many, the parts (`_color`, `kind_of_`) are learnt, not whole names.
+TRAINED_NAMES: dict[str, tuple[str, ...]] = {
+    "colour": (
+        *("hue", "tint", "main_color", "color_of_shape", "object_color", "the_color", "item_colour"),
+        *("fill_color", "dominant_color", "color_value", "color_label", "name_of_color", "what_color"),
+    ),
+    "shape": (
+        *("geometry", "shape_type", "type_of_shape", "object_shape", "item_shape", "the_shape"),
+        *("main_shape", "shape_label", "figure_name", "name_of_shape", "kind_of_figure", "what_shape"),
+    ),
+    "place": (
+        *("spot", "area", "region", "quadrant", "object_position", "item_place", "the_place"),
+        *("position_of_shape", "shape_location", "corner_name", "shape_place", "place_in_image"),
+    ),
+    "count": (
+        *("how_many_shapes", "number_of_items", "number_of_objects", "count_of_shapes", "shape_count"),
+        *("amount", "quantity", "num_shapes", "total_shapes", "item_count", "total_number"),
+    ),
+    "exists": (
+        *("is_there", "has_shape", "shape_exists", "seen", "is_visible", "was_found", "is_found"),
+        *("in_picture", "shape_present", "there_is", "contains"),
+    ),
+    "items": (
+        *("elements", "contents", "all_shapes", "shape_list", "list_of_shapes", "figures", "parts"),
+        *("seen_shapes", "objects_found", "found_objects", "found_items", "everything"),
+    ),
+    "text": (
+        *("response", "sentence", "explanation", "answer_sentence", "text_answer", "full_answer"),
+        *("reply_text", "statement", "short_answer", "description_text"),
+    ),
+    "unknown": (
+        *("info", "category", "code", "email", "phone", "street", "company", "product", "date", "time"),
+        *("year", "weather", "temperature", "headline", "body", "tag", "option", "action", "task"),
+    ),
+}
 #: Tools by the field that their first argument holds; the last of each is kept from training.
 TOOLS: dict[str, tuple[str, ...]] = {
     "colour": ("get_color", "report_color", "color_of", "find_color"),
@@ -53,6 +88,16 @@ TOOLS: dict[str, tuple[str, ...]] = {
     "exists": ("has_shape", "check_shape", "is_there", "check"),
     "items": ("list_shapes", "report_shapes", "describe_image", "list_objects"),
     "text": ("say", "answer", "reply", "tell"),
+}
+#: Further tools of training alone.
+TRAINED_TOOLS: dict[str, tuple[str, ...]] = {
+    "colour": ("what_color", "colour_of", "name_color", "look_up_color", "find_paint"),
+    "shape": ("shape_of", "name_shape", "what_shape", "find_figure", "find_form_name"),
+    "place": ("position_of", "find_place", "where", "where_it_is", "find_position"),
+    "count": ("count_all", "how_many", "count_items", "number_of_things", "report_number"),
+    "exists": ("exists", "contains", "look_for", "check_if", "check_presence"),
+    "items": ("inventory", "list_all", "show_shapes", "list_items", "find_objects"),
+    "text": ("respond", "write_answer", "speak", "tell_user", "tell_me"),
 }
 #: Tools that have nothing to do with pictures.
 STRANGERS = (
@@ -67,6 +112,9 @@ STRANGERS = (
     "book",
 )
 NONE = "none"
+#: Weights of an answer's tokens in the loss. A server's grammar writes names and marks, and drawn names
+#: cannot be foreseen: they are learnt a little, so that they are written in the tokens of training.
+WRITTEN, SENTENCE, VALUE = 0.1, 1.0, 3.0
 #: The field that a question asks for.
 ASKED = {
     "describe": "items",
@@ -96,10 +144,59 @@ def json_text(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def _name(rng: random.Random, names: Sequence[str], split: str, unseen: int = 1) -> str:
+def weighed_json(value: object, chosen: bool = True) -> tuple[str, list[float]]:
+    """`json_text` of the value, and the weight of each of its characters in the loss.
+
+    What the model decides weighs: words and their end, numbers and their end, whether a list goes on.
+    `chosen`: the name of the tool in a call is the model's to choose.
+    """
+    text, weights = "", list[float]()
+
+    def put(some: str, weight: float = WRITTEN) -> None:
+        nonlocal text
+        text += some
+        weights.extend([weight] * len(some))
+
+    def walk(value: object, choice: bool, first: float = WRITTEN) -> None:
+        match value:
+            case dict():
+                put("{", first)
+                for number, (name, each) in enumerate(value.items()):
+                    put("," * (number > 0) + json.dumps(name) + ":")
+                    walk(each, choice)
+                put("}")
+            case list():
+                put("[")
+                for number, each in enumerate(value):
+                    put("," * (number > 0), VALUE)
+                    walk(each, choice, VALUE)
+                put("]", VALUE)
+            case str():
+                weight = (SENTENCE if value.endswith(".") else VALUE) if choice else WRITTEN
+                put('"')
+                put(json.dumps(value)[1:], weight)
+            case _:
+                put(json.dumps(value), VALUE)
+
+    if isinstance(value, dict) and not chosen:
+        put(f'{{"name":{json.dumps(value["name"])},"arguments":')
+        walk(value["arguments"], True)
+        put("}")
+    else:
+        walk(value, True)
+    ends = [k for k in range(1, len(text)) if text[k - 1].isdigit() and text[k] in ",}"]
+    for end in ends:
+        weights[end] = max(weights[end], SENTENCE)
+    return text, weights
+
+
+def _name(
+    rng: random.Random, names: Sequence[str], split: str, unseen: int = 1, trained: Sequence[str] = ()
+) -> str:
     if split == "held_out" and rng.random() < 0.3:
         return rng.choice(names[-unseen:])
-    return rng.choice(names[:-unseen])
+    names = names[:-unseen]
+    return rng.choice((*names, *trained) if split == "train" else names)
 
 
 def _item_schema(names: dict[str, str]) -> dict[str, Any]:
@@ -113,7 +210,8 @@ def _field(
 ) -> Field:
     """A field that holds what `holds` says of the items found; "unknown": any name, of any type."""
     first = found[0] if found else None
-    name = _name(rng, UNKNOWN, split, _UNSEEN) if holds == "unknown" else _name(rng, NAMES[holds], split)
+    known, unseen = (UNKNOWN, _UNSEEN) if holds == "unknown" else (NAMES[holds], 1)
+    name = _name(rng, known, split, unseen, TRAINED_NAMES[holds])
     if holds == "unknown":
         holds = rng.choice(("text", "text", "count", "exists"))
     text: dict[str, Any] = {"type": "string"}
@@ -129,7 +227,10 @@ def _field(
         parts = rng.choice(
             (("colour", "shape"), ("colour", "shape", "place"), ("shape", "colour"), ("shape",))
         )
-        names = {part: _name(rng, NAMES[part][:2] + NAMES[part][-1:], split) for part in parts}
+        names = {
+            part: _name(rng, NAMES[part][:2] + NAMES[part][-1:], split, 1, TRAINED_NAMES[part])
+            for part in parts
+        }
         values = [{names[part]: getattr(item, part) for part in parts} for item in found]
         return Field(name, holds, {"type": "array", "items": _item_schema(names)}, values)
     return Field(name, holds, text, answer)
@@ -192,8 +293,8 @@ class ToolCall:
         return "".join(f"{name} " for name in self.offered) + "<tool_call>"
 
     @property
-    def text(self) -> str:
-        return json_text({"name": self.name, "arguments": value_of(self.fields)})
+    def value(self) -> dict[str, Any]:
+        return {"name": self.name, "arguments": value_of(self.fields)}
 
 
 def drawn_call(
@@ -202,7 +303,7 @@ def drawn_call(
     """A call of one of one to three tools."""
     fits = query is not None and rng.random() < 0.75
     kind = ASKED.get(query.kind, "text") if query is not None else "text"
-    name = _name(rng, TOOLS[kind], split) if fits else rng.choice(STRANGERS)
+    name = _name(rng, TOOLS[kind], split, 1, TRAINED_TOOLS[kind]) if fits else rng.choice(STRANGERS)
     others = [each for each in STRANGERS if each != name]
     offered = [name, *rng.sample(others, rng.choices((0, 1, 2), (5, 3, 2))[0])]
     rng.shuffle(offered)

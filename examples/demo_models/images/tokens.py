@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Sequence
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -19,7 +21,10 @@ SPECIALS = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
+#: Of tools the names: a small model could not read their schemas, and a server's grammar holds it to them.
 TEMPLATE = (
+    "{%- if tools %}{{- '<|im_start|>system\\n' }}{%- for tool in tools %}{{- tool.function.name + ' ' }}"
+    "{%- endfor %}{{- '<tool_call><|im_end|>\\n' }}{%- endif %}"
     "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' }}"
     "{%- if message.content is string %}{{- message.content }}"
     "{%- else %}{%- for content in message.content %}"
@@ -28,6 +33,8 @@ TEMPLATE = (
     "{%- elif content.type == 'video' or 'video' in content %}"
     "{{- '<|vision_start|><|video_pad|><|vision_end|>' }}"
     "{%- elif 'text' in content %}{{- content.text }}{%- endif %}{%- endfor %}{%- endif %}"
+    "{%- for call in message.tool_calls or [] %}"
+    "{{- '\\n<tool_call>\\n' + (call.function | tojson) + '\\n</tool_call>' }}{%- endfor %}"
     "{{- '<|im_end|>\\n' }}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
@@ -37,6 +44,12 @@ _SPLIT = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _MOST_TOKENS = 1024
+#: Joined out of trained tokens: a word in JSON is one token, as the word after a space is in a sentence.
+JSON_TOKENS = (
+    *("red", "green", "blue", "yellow", "purple", "orange", "black", "white"),
+    *("circle", "square", "triangle", "cross", "top", "bottom", "none", "true", "false"),
+    *('":', '":"', '","', '{"', '"}', '"},{"', "color", "colour", "shape", "name"),
+)
 SYSTEM_PROMPTS = (
     "You are a helpful assistant.",
     "Answer the user's questions about the images.",
@@ -54,6 +67,19 @@ def corpus(seed: int = 0, samples: int = 6000) -> list[str]:
         for turn in sample.turns:
             lines += [turn.question, turn.answer]
     return lines
+
+
+def _with_joined(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
+    """Joins the tokens of each word to one by merges that come last, so that other text splits as before."""
+    for word in words:
+        while len(parts := tokenizer.encode(word, add_special_tokens=False).tokens) > 1:
+            state = json.loads(tokenizer.to_str())
+            vocabulary: dict[str, int] = state["model"]["vocab"]
+            vocabulary |= {token["content"]: token["id"] for token in state["added_tokens"]}
+            vocabulary.setdefault(parts[0] + parts[1], len(vocabulary))
+            state["model"]["merges"].append(parts[:2])
+            tokenizer = Tokenizer.from_str(json.dumps(state))
+    return tokenizer
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -75,6 +101,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator(corpus(), trainer)
     tokenizer.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in SPECIALS])
+    tokenizer = _with_joined(tokenizer, JSON_TOKENS)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",

@@ -17,11 +17,19 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from torch import distributed, nn
 from transformers import PreTrainedTokenizerFast, Qwen3VLForConditionalGeneration
 
 from examples.demo_models.images.answers import KINDS
-from examples.demo_models.images.batches import IGNORED, Batch, Encoder, collate, training_batch
+from examples.demo_models.images.batches import (
+    IGNORED,
+    Batch,
+    Encoder,
+    collate,
+    structured_batch,
+    training_batch,
+)
 from examples.demo_models.images.checkpoint import (
     make_config,
     make_model,
@@ -30,6 +38,7 @@ from examples.demo_models.images.checkpoint import (
 )
 from examples.demo_models.images.samples import sample_of_kind
 from examples.demo_models.images.scenes import COLOURS, SHAPES
+from examples.demo_models.images.structured import SENTENCE
 from examples.demo_models.images.tokens import make_tokenizer
 from examples.demo_models.training_state import TrainingState, rate_at
 
@@ -40,8 +49,8 @@ _THINGS = len(COLOURS) + 1 + len(SHAPES) + 1
 
 def answer_logits(
     model: Qwen3VLForConditionalGeneration, batch: Batch
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Logits [answers' tokens, vocabulary], the true tokens, and the images' [tokens, width]."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits [answers' tokens, vocabulary], true tokens, their weights, and the images' [tokens, width]."""
     images = model.model.get_image_features(batch.pixels, batch.grid, return_dict=True)
     hidden = model.model(
         input_ids=batch.ids,
@@ -52,22 +61,45 @@ def answer_logits(
     labels = batch.labels[:, 1:]
     learnt = labels != IGNORED
     logits = model.lm_head(hidden[:, :-1][learnt])
-    return logits, labels[learnt], torch.cat(images.pooler_output)
+    return logits, labels[learnt], batch.weights[:, 1:][learnt], torch.cat(images.pooler_output)
+
+
+def start_from(model: Qwen3VLForConditionalGeneration, tokenizer: Tokenizer, folder: Path) -> None:
+    """A checkpoint's weights; a token that it lacks begins as the word after a space, or its parts' mean."""
+    weights = load_file(folder / "model.safetensors")
+    old = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+        rows = model.get_input_embeddings().weight
+        known = old.get_vocab()
+        for token, number in tokenizer.get_vocab().items():
+            if token not in known:
+                spaced = known.get("\u0120" + token)
+                parts = old.encode(token, add_special_tokens=False).ids if spaced is None else [spaced]
+                rows[number] = rows[parts].mean(0)
+
+
+def _right_tokens(model: Qwen3VLForConditionalGeneration, batch: Batch) -> torch.Tensor:
+    """[tokens of answers that no grammar writes] bool: whether it is the likeliest one."""
+    logits, truth, weights, _ = answer_logits(model, batch)
+    return (logits.argmax(-1) == truth)[weights >= SENTENCE]
 
 
 @torch.no_grad()
 def quick_check(
-    model: Qwen3VLForConditionalGeneration, encoder: Encoder, pad: int, each: int = 12
+    model: Qwen3VLForConditionalGeneration, encoder: Encoder, pad: int, each: int = 6
 ) -> dict[str, float]:
-    """Per kind, the part of held-out answers of which every token is the likeliest one."""
+    """Per kind, the part of held-out answers of which every token is the likeliest; of JSON, of tokens."""
     rng = random.Random(99)
     right: dict[str, list[bool]] = defaultdict(list)
     for kind in KINDS:
         samples = [sample_of_kind(rng, "held_out", kind) for _ in range(each)]
         for sample in samples:
             batch = collate([(encoder.branched(sample), sample.pictures)], pad)
-            logits, truth, _ = answer_logits(model, batch)
-            right[kind].append(bool((logits.argmax(-1) == truth).all()))
+            right[kind].append(bool(_right_tokens(model, batch).all()))
+    for _ in range(each):
+        right["tokens of JSON"] += _right_tokens(model, structured_batch(rng, encoder, 8, pad)).tolist()
     return {kind: sum(marks) / len(marks) for kind, marks in right.items()}
 
 
@@ -82,10 +114,7 @@ class Run:
         use_linear_patches()
         self.model = make_model(make_config(self.tokenizer))
         if arguments.start:
-            weights = load_file(Path(arguments.start) / "model.safetensors")
-            with torch.no_grad():
-                for name, parameter in self.model.named_parameters():
-                    parameter.copy_(weights[name])
+            start_from(self.model, self.tokenizer.backend_tokenizer, Path(arguments.start))
         self.encoder = Encoder(self.tokenizer.backend_tokenizer)
         self.pad = int(self.tokenizer.convert_tokens_to_ids("<|endoftext|>"))
         # Reads colours and shapes off the image tokens: only for a second loss, which makes the
@@ -117,8 +146,8 @@ class Run:
         batch = training_batch(
             rng, self.encoder, a.batch, a.branches, max(a.curriculum, step / a.steps), self.pad
         )
-        logits, truth, images = answer_logits(self.model, batch)
-        loss = nn.functional.cross_entropy(logits, truth)
+        logits, truth, weights, images = answer_logits(self.model, batch)
+        loss = nn.functional.cross_entropy(logits, truth, reduction="none") @ weights / weights.sum()
         reading = self._reading_loss(images, batch.seen)
         (loss + _READING * reading).backward()
         self.state.learn(rate_at(step, a.steps, a.rate, a.decayed, _WARM_UP))

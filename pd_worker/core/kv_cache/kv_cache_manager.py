@@ -106,13 +106,22 @@ class KVCacheManager:
         return chain.digests(min(len(prefix) + 1, (num_tokens - 1) // self.block_size))
 
     def boundaries(
-        self, chain: PrefixChain, num_prompt: int, num_tokens: int, computed: int
+        self,
+        chain: PrefixChain,
+        num_prompt: int,
+        num_tokens: int,
+        computed: int,
+        item_ends: Sequence[int] = (),
     ) -> Sequence[int]:
-        """Where the state of a prompt is kept, of a request with `computed` of its `num_tokens` tokens."""
+        """Where the state of a prompt is kept, of a request with `computed` of its `num_tokens` tokens.
+
+        Its items end at `item_ends` tokens.
+        """
         if self.states is None or not self.states.num_snapshots:
             return ()
         shared = len(self._find_blocks(chain, num_tokens)) * self.block_size
-        return boundaries_of(num_prompt, self.block_size, computed, shared)
+        keeps_end = self.states.keeps_end
+        return boundaries_of(num_prompt, self.block_size, computed, shared, item_ends, keeps_end=keeps_end)
 
     def allocate(
         self,

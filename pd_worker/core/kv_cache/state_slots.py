@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 #: A snapshot costs a step that ends at its boundary: with fewer blocks before it, computing them costs less.
 _FEWEST_BLOCKS = 4
+#: Of a prompt's last items so many have a snapshot behind them, those but the last so many blocks apart.
+_MOST_ITEMS, _ITEM_BLOCKS = 4, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,10 @@ class StateSlots:
     recently used gives way, and each goes with its block.
     """
 
-    def __init__(self, num_slots: int, num_snapshots: int = 0) -> None:
+    def __init__(self, num_slots: int, num_snapshots: int = 0, *, keeps_end: bool = False) -> None:
+        """`keeps_end`: other workers go on where this one's prompts end."""
         self.num_slots = num_slots
+        self.keeps_end = keeps_end
         self.num_snapshots = num_snapshots
         self._ready: OrderedDict[bytes, int] = OrderedDict()
         self._changes: set[bytes] = set()
@@ -131,12 +135,32 @@ class StateSlots:
         self._changes.add(digest)
 
 
-def boundaries_of(num_prompt: int, block_size: int, computed: int, shared: int) -> tuple[int, ...]:
+def boundaries_of(
+    num_prompt: int,
+    block_size: int,
+    computed: int,
+    shared: int,
+    item_ends: Sequence[int] = (),
+    *,
+    keeps_end: bool = False,
+) -> tuple[int, ...]:
     """Where to keep the state of a prompt of which `computed` tokens are there, and blocks of `shared`.
 
-    At the last full block, which an equal prompt goes on from; and where it parts from one computed before:
-    others may begin alike.
+    At the last full block, which an equal prompt goes on from; where it parts from one computed before, since
+    others may begin alike; and behind items, at the last block that ends in them, where another question
+    about them goes on. The last item's takes the place of a prompt's end that is near, unless the worker
+    `keeps_end` for others: a picture with a short question takes no more chunks than it did.
     """
     last = (num_prompt - 1) // block_size * block_size
     fewest = computed + _FEWEST_BLOCKS * block_size
-    return tuple(sorted({at for at in (min(shared, last), last) if at >= fewest}))
+    found = {at for at in (min(shared, last), last) if at >= fewest}
+    ends = sorted({min(end // block_size * block_size, last) for end in item_ends})
+    if ends and ends[-1] >= fewest:
+        if not keeps_end and 0 < last - ends[-1] < _FEWEST_BLOCKS * block_size:
+            found.discard(last)
+        found.add(ends[-1])
+    apart = _ITEM_BLOCKS * block_size
+    for at in reversed(ends[-_MOST_ITEMS:-1]):
+        if at >= computed + apart and all(abs(at - other) >= apart for other in found):
+            found.add(at)
+    return tuple(sorted(found))

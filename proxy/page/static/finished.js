@@ -2,7 +2,7 @@
 
 import { call } from "./api.js";
 import { h, reconcile, requestTable, setAttr, setText } from "./dom.js";
-import { count, duration, seconds } from "./format.js";
+import { count, duration, plural, seconds } from "./format.js";
 
 /** Seconds between two readings of the list, and its length. */
 const [EVERY, LIMIT] = [3, 50];
@@ -73,7 +73,7 @@ function finishedRow(open, now) {
       setText(model, request.model);
       setText(mark, request.status === 499 ? "client left" : request.status);
       setAttr(mark, "class", `tag ${request.status < 400 ? "good" : request.status < 500 ? "warn" : "bad"}`);
-      setText(items, count(request.items));
+      setText(items, request.media_tokens ? `${count(request.items)} (${plural(request.media_tokens, "token")})` : count(request.items));
       setText(tokens, count(request.tokens));
       setText(rate, decodeRate(request));
       setText(first, seconds(request.ttft));

@@ -6,6 +6,16 @@ import { waterfall } from "./waterfall.js";
 
 const POLL_MS = 500;
 
+/** What this page has asked, by the id of the request. The server keeps no prompt: no other page can show it. */
+const asked = new Map();
+const MAX_ASKED = 64;
+
+export function noteAsked(id, text) {
+  asked.delete(id);
+  asked.set(id, text);
+  if (asked.size > MAX_ASKED) asked.delete(asked.keys().next().value);
+}
+
 /** The record, or an Error that says why there is none. */
 export async function fetchRecord(id) {
   try {
@@ -55,9 +65,10 @@ export class RecordDialog {
   }
 }
 
-function about({ model, status, choices, attempts }) {
+function about({ id, model, status, choices, attempts }) {
   const facts = [model, status === null ? "in flight" : `status ${status}`];
   if (choices > 1) facts.push(`${choices} answers`);
   if (attempts > 1) facts.push(`${attempts} attempts`);
-  return h("p", { class: "soft small" }, facts.filter(Boolean).join(" · "));
+  const line = h("p", { class: "soft small" }, facts.filter(Boolean).join(" · "));
+  return asked.has(id) ? h("div", {}, line, h("p", { class: "asked" }, h("span", { class: "soft" }, "Asked on this page: "), asked.get(id))) : line;
 }

@@ -6,7 +6,7 @@ import { Composer } from "./composer.js";
 import { Conversation } from "./conversation.js";
 import { copyButton, h, setAttr, setText } from "./dom.js";
 import { demoPicture } from "./media.js";
-import { fetchRecord } from "./record.js";
+import { fetchRecord, noteAsked } from "./record.js";
 import { fetchOptions, makeRequest, missing, modeOf, pieceOf, userMessage } from "./request.js";
 import { curlLines, pythonLines } from "./snippets.js";
 import { waterfall } from "./waterfall.js";
@@ -95,7 +95,7 @@ export class TryView {
     const question = this.talk.ask(text, media);
     const answer = this.talk.answer(model.id);
     const { history } = this;
-    const kept = await this.#run(request, answer);
+    const kept = await this.#run(request, answer, text);
     if (kept && modeOf(model) === "chat") history.push(userMessage(text, media), assistantMessage(answer));
     if (!kept && history === this.history) {
       question.classList.add("failed");
@@ -106,7 +106,7 @@ export class TryView {
   }
 
   /** Whether the answer is worth keeping in the conversation. */
-  async #run(request, answer) {
+  async #run(request, answer, text) {
     const running = (this.running = new AbortController());
     this.composer.setBusy(true);
     this.#noTime("The request is on its way …");
@@ -115,6 +115,7 @@ export class TryView {
     try {
       const reply = await call(request.path, fetchOptions(request, id, running.signal));
       watch.id = reply.headers.get("x-request-id") ?? id;
+      noteAsked(watch.id, text);
       for await (const { data } of events(reply)) {
         if (data !== "[DONE]") answer.add(pieceOf(data));
       }

@@ -4,7 +4,7 @@ import { ChartGroup, TimeChart } from "./chart.js";
 import { h, oncePerFrame, reconcile, requestTable, setAttr, setText } from "./dom.js";
 import { Feed } from "./feed.js";
 import { FinishedCard } from "./finished.js";
-import { count, duration, percent, rate, seconds } from "./format.js";
+import { count, duration, percent, plural, rate, seconds } from "./format.js";
 import { askForKey } from "./key.js";
 import { Pools, upWords } from "./pools.js";
 import { RecordDialog } from "./record.js";
@@ -147,11 +147,17 @@ function tilesOf({ proxy, rates, flows, goodput }) {
     ["In flight", count(proxy.in_flight), `${count(proxy.queued)} queued of ${count(proxy.max_queue)}`, ""],
     ["Requests", `${rate(rates.requests)}/s`, rates.errors > 0 ? `${rate(rates.errors)}/s fail` : "none fails", rates.errors > 0 ? "bad" : ""],
     ["Output", `${rate(rates.tokens)} tok/s`, `${rate(flows.encoded.items)} items/s encoded`, ""],
-    ["Hit rate", percent(rates.hit_rate), "of items, 1 min", ""],
+    ["Hit rate", percent(rates.hit_rate), saved(rates), ""],
     ["Within SLO", percent(goodput.met), slo, goodput.met !== null && goodput.met < 0.9 ? "warn" : ""],
     ["First token", seconds(goodput.ttft_p50), `P99 ${seconds(goodput.ttft_p99)}`, ""],
     ["Between tokens", seconds(goodput.tpot_p50), `P99 ${seconds(goodput.tpot_p99)}`, ""],
   ];
+}
+
+/** What the hits of the last minute have saved: items that no encoder worker computed, and its time for them. */
+function saved({ hits, saved_seconds: time }) {
+  if (!hits) return "of items, 1 min";
+  return `${plural(hits, "item")} not encoded in 1 min${time === null ? "" : `, ${seconds(time)} saved`}`;
 }
 
 function tileRow([name]) {

@@ -66,7 +66,7 @@ function facts(record, spans, total) {
   const of = items > single ? `${hits} of the first ${single}, of ${count(items)}` : `${hits} of ${items}`;
   const pairs = [
     ["Total", record.seconds === null ? `${seconds(total)} …` : seconds(total)],
-    ["Prompt", `${count(record.prompt_tokens)} tokens`],
+    ["Prompt", `${count(record.prompt_tokens)} tokens${record.media_tokens ? `, ${count(record.media_tokens)} of media` : ""}`],
     ["Answer", `${count(record.completion_tokens)} tokens`],
     ["From the KV cache", `${count(record.cached_tokens)} tokens`],
     ["Items reused", items ? of : "none sent"],

@@ -94,9 +94,9 @@ def video(tmp_path_factory: pytest.TempPathFactory) -> Video:
     return Video(case, load_encoder(case.model, **_CPU), decoder)
 
 
-def planned(video: Video, limit: str) -> WorkerMemory:
+def planned(video: Video, limit: str, max_num_seqs: int = 16384) -> WorkerMemory:
     config = PDConfig(
-        model=str(video.path), limit_mm_per_prompt=limit, max_model_len=1024, max_num_seqs=16384
+        model=str(video.path), limit_mm_per_prompt=limit, max_model_len=1024, max_num_seqs=max_num_seqs
     )
     return memory_profile.size_kv_memory(config, video.decoder, FreeMemory(12 * GIB))
 
@@ -123,6 +123,14 @@ def test_the_profile_counts_the_embeddings_of_the_largest_items(video: Video) ->
     assert max_embeddings(two, video.decoder, video.path, 20) == 20
     picture = parse_item_limits('{"image": {"width": 32, "height": 32}, "video": 0}')
     assert max_embeddings(picture, video.decoder, video.path, 1024) == 16
+
+
+def test_without_a_size_the_densest_items_of_what_is_allowed_count(video: Video) -> None:
+    assert max_embeddings({}, video.decoder, video.path, 1024) == 1024, "of a picture each token has one"
+    videos = max_embeddings(parse_item_limits('{"image": 0}'), video.decoder, video.path, 1024)
+    assert 12 < videos < 1024, "of a video timestamps have none"
+    dense, sparse = planned(video, "", 256), planned(video, '{"image": 0}', 256)
+    assert sparse.needs.embeddings < dense.needs.embeddings
 
 
 def test_what_embeddings_do_not_need_is_the_kv_caches(video: Video) -> None:

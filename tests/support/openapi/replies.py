@@ -246,6 +246,9 @@ class ModelReply(msgspec.Struct):
     parent: None
     max_model_len: int | None
     input_modalities: list[str]
+    type: Literal["model"]
+    display_name: str
+    created_at: str
 
 
 class ModelsReply(msgspec.Struct):

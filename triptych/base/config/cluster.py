@@ -121,7 +121,7 @@ _GIVEN = (
 )
 
 #: Flags of the proxy that --encoders and --pd-workers give.
-_RANGES = ("min_encoders", "max_encoders", "min_pd_workers", "max_pd_workers")
+_RANGES = ("min_encoders", "max_encoders", "min_pd_workers", "max_pd_workers", "scale")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,14 @@ from dataclasses import dataclass
 from triptych.base.config.flags import GIB, MIB, Config, flag, part
 from triptych.base.config.service import ServiceConfig
 from triptych.base.errors import ConfigError
+from triptych.base.scaling import (
+    ITEM_SLO,
+    ScaledTarget,
+    ScalingRules,
+    ScalingTarget,
+    check_targets,
+    parse_scaled,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +32,35 @@ class ScalingConfig(Config):
     scale_window: float = flag(
         60.0, "seconds for which fewer workers must have sufficed before one is drained"
     )
+    scale: str = flag(
+        "",
+        "workers to scale apart: encoder or pd, what they are (;model= ;kind= ;role=), then ;min= ;max= "
+        ";slo= and the ;price= of one; several separated by commas, in place of --max-encoders",
+        joined=True,
+    )
     scaler_port: int = flag(0, "port of KEDA's external scaler, without API keys and TLS; 0: none", minimum=0)
     scaler_host: str = flag("127.0.0.1", "address to bind --scaler-port to")
+
+    def targets(self) -> list[ScaledTarget]:
+        """What is scaled, and by which rules; ConfigError where a --scale cannot be read or two overlap."""
+        found = []
+        window = self.scale_window
+        if self.max_encoders:
+            rules = ScalingRules(self.min_encoders, self.max_encoders, self.encoder_slo, window=window)
+            found.append(ScaledTarget(ScalingTarget("encoder"), rules))
+        if self.max_pd_workers:
+            rules = ScalingRules(self.min_pd_workers, self.max_pd_workers, ITEM_SLO, window=window)
+            found.append(ScaledTarget(ScalingTarget("pd"), rules))
+        for text in filter(None, map(str.strip, self.scale.split(","))):
+            try:
+                found.append(parse_scaled(text, window, self.encoder_slo))
+            except ValueError as error:
+                raise ConfigError(f"--scale {text[:200]}: {error}") from None
+        try:
+            check_targets(found)
+        except ValueError as error:
+            raise ConfigError(f"--scale: {error}") from None
+        return found
 
 
 def check_scaling(config: ScalingConfig) -> None:
@@ -45,9 +80,10 @@ def check_scaling(config: ScalingConfig) -> None:
     for name, seconds in (("--encoder-slo", config.encoder_slo), ("--scale-window", config.scale_window)):
         if not (math.isfinite(seconds) and 0.0 < seconds <= 86400.0):
             raise ConfigError(f"{name} {seconds:g}: give seconds, more than 0 and at most 86400")
-    if config.scaler_port and not (config.max_encoders or config.max_pd_workers):
+    if not config.targets() and config.scaler_port:
         raise ConfigError(
-            "--scaler-port answers with decisions, and none is made: give --max-encoders or --max-pd-workers"
+            "--scaler-port answers with decisions, and none is made: give --max-encoders, --max-pd-workers "
+            "or --scale"
         )
 
 

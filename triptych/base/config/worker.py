@@ -228,7 +228,7 @@ class PDConfig(WorkerConfig):
         "",
         'maximum numbers of items in a prompt, as JSON: {"image": 4, "video": 0}; with the largest item of '
         'both ({"count": 1, "num_frames": 32, "width": 448, "height": 448}), --encoder-cache-memory auto '
-        "counts their embeddings in place of every token of --max-model-len",
+        "counts their embeddings in place of those of a prompt full of the densest items",
     )
     state_memory: int = flag(
         0,

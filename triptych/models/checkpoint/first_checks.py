@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from triptych.base.config import EncoderConfig, PDConfig
-from triptych.models.checkpoint.folder import check_folder, given_template
+from triptych.models.checkpoint.folder import check_folder, check_image_processor, given_template
 from triptych.models.checkpoint.quantized import check_for_engine
 from triptych.models.checkpoint.support import check_supported, required_by_flags
 
@@ -14,6 +14,7 @@ def check_encoder_model(path: Path, flags: EncoderConfig) -> None:
     """ConfigError for a model that an encoder worker with these flags cannot load."""
     check_supported(path, required_by_flags(flags))
     check_folder(path, texts=False)
+    check_image_processor(path)
 
 
 def check_pd_model(path: Path, flags: PDConfig) -> None:

@@ -69,6 +69,23 @@ def check_folder(path: Path, *, weights: bool = True, texts: bool = True) -> Non
         check_vocabulary(path)
 
 
+#: The files that the settings of a processor of pictures may be in.
+SETTINGS_FILES = ("processor_config.json", "preprocessor_config.json")
+
+
+def check_image_processor(path: Path) -> None:
+    """ConfigError where config.json has a part for pictures, and the folder nothing that prepares them."""
+    if "vision_config" in read_config(path) and not any((path / name).is_file() for name in SETTINGS_FILES):
+        raise no_image_processor(path)
+
+
+def no_image_processor(path: Path) -> ConfigError:
+    """Says which file of the folder is missing."""
+    return ConfigError(
+        f"MODEL={path} has no image processor: give MODEL=/folder with preprocessor_config.json"
+    )
+
+
 #: The files that a tokenizer's vocabulary may be in.
 _VOCABULARIES = ("tokenizer.json", "vocab*", "*.model", "*.spm", "*.tiktoken", "tekken.json")
 

@@ -24,10 +24,9 @@ from triptych.base.errors import ConfigError, InvalidRequest, TooLarge, reason_o
 from triptych.base.types import JsonObject, Options
 from triptych.models.audio import AudioFile, Silence
 from triptych.models.checkpoint.config import load_config
-from triptych.models.checkpoint.folder import check_vocabulary, read_config, read_json
+from triptych.models.checkpoint.folder import SETTINGS_FILES, check_vocabulary, read_config, read_json
 from triptych.models.generic.options import ProcessorOptions
 from triptych.models.images import (
-    SETTINGS_FILES,
     check_resized,
     load_image_processor,
     on_levels,

@@ -73,18 +73,63 @@ password
 {{- end -}}
 {{- end }}
 
-{{/* The pool that is scaled by the proxies' decision, as its limits: --min-…, --max-…. */}}
-{{- define "triptych.scalingFlags" -}}
+{{/*
+What the workers of a pool are told apart by where the proxies scale it: {model, kind, role} as JSON. Empty where the
+pool is the only one that encodes or decodes: then the decision is about all. Pools that could do each other's work
+are told apart by their names, as kinds.
+*/}}
+{{- define "triptych.scaleTarget" -}}
 {{- $values := .root.Values -}}
+{{- $own := .pool -}}
+{{- $component := .component -}}
+{{- $target := dict -}}
+{{- $pools := concat (index $values (printf "%sPools" $component)) $values.colocatedPools -}}
+{{- if gt (len $pools) 1 -}}
+{{- $model := include "triptych.modelName" (dict "root" .root "spec" $own) -}}
+{{- with $model }}{{ $_ := set $target "model" . }}{{ end -}}
+{{- $role := "both" -}}
+{{- if eq $component "pd" -}}
+{{- $role = default (default "both" $values.pd.role) $own.role -}}
+{{- if ne $role "both" }}{{ $_ := set $target "role" $role }}{{ end -}}
+{{- end -}}
+{{- range $index, $other := $pools -}}
+{{- $colocated := ge $index (len (index $values (printf "%sPools" $component))) -}}
+{{- $same := eq $model (include "triptych.modelName" (dict "root" $.root "spec" $other)) -}}
+{{- $others := ternary (default (default "both" $values.pd.role) $other.role) "both" (and (eq $component "pd") (not $colocated)) -}}
+{{- $meets := or (eq $role $others) (eq $role "both") (eq $others "both") -}}
+{{- if and $same $meets (or $colocated (ne $other.name $own.name)) }}{{ $_ := set $target "kind" $own.name }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $target -}}
+{{- end }}
+
+{{/* The pools that are scaled by the proxies' decisions, as their limits. */}}
+{{- define "triptych.scalingFlags" -}}
+{{- $root := .root -}}
+{{- $values := .root.Values -}}
+{{- $engine := $values.autoscaling.engine -}}
 {{- $any := false -}}
 {{- range $role, $flag := dict "encoder" "encoders" "pd" "pd-workers" -}}
 {{- $pools := index $values (printf "%sPools" $role) -}}
-{{- if and (ne $values.autoscaling.engine "none") (eq (len $pools) 1) -}}
-{{- with (first $pools).autoscale }}
+{{- range $pool := $pools -}}
+{{- $limits := $pool.autoscale -}}
+{{- if and $limits (or (eq $engine "keda") (and (eq $engine "hpa") (eq (len $pools) 1))) -}}
+{{- $least := include "triptych.least" (dict "role" $role "pool" $pool "defaults" (index $values $role) "engine" $engine) -}}
+{{- $target := include "triptych.scaleTarget" (dict "root" $root "component" $role "pool" $pool) | fromJson -}}
+{{- if and $target (eq $engine "keda") }}
+- --scale
+- {{ $role }}
+{{- range $name := list "model" "kind" "role" -}}
+{{- with index $target $name }};{{ $name }}={{ . }}{{ end -}}
+{{- end -}}
+;min={{ $least }};max={{ $limits.max }}
+{{- with $limits.price }};price={{ . }}{{ end }}
+{{- else }}
 - --min-{{ $flag }}
-- {{ include "triptych.least" (dict "role" $role "pool" (first $pools) "defaults" (index $values $role) "engine" $values.autoscaling.engine) | quote }}
+- {{ $least | quote }}
 - --max-{{ $flag }}
-- {{ .max | quote }}
+- {{ $limits.max | quote }}
+{{- end }}
 {{- $any = true }}
 {{- end }}
 {{- end }}
@@ -94,7 +139,7 @@ password
 - {{ $values.autoscaling.encoderSlo | quote }}
 - --scale-window
 - {{ $values.autoscaling.window | quote }}
-{{- if eq $values.autoscaling.engine "keda" }}
+{{- if eq $engine "keda" }}
 - --scaler-port
 - "6000"
 - --scaler-host

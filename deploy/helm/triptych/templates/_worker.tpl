@@ -110,6 +110,12 @@ spec:
             - --model-revision
             - {{ . | quote }}
             {{- end }}
+            {{- if and (ne .component "colocated") $p.autoscale (eq .root.Values.autoscaling.engine "keda") }}
+            {{- with (include "triptych.scaleTarget" (dict "root" .root "component" .component "pool" (set (deepCopy $p) "name" .pool)) | fromJson).kind }}
+            - --worker-kind
+            - {{ . | quote }}
+            {{- end }}
+            {{- end }}
             {{- range $p.args }}
             - {{ . | quote }}
             {{- end }}

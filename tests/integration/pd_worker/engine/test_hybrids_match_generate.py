@@ -15,6 +15,7 @@ from support.matrix import matrix
 from support.zoo.checkpoint import model_of
 from support.zoo.engine import Served
 from support.zoo.models import RECIPES, Prompt, generate, make_prompt
+from support.zoo.recipe import text
 from triptych.base.config import MIB
 from triptych.pd_worker.core.request import EngineRequest
 
@@ -74,13 +75,65 @@ def test_pictures_in_chunks_and_batches_are_answered_as_by_generate(served: Serv
 
 
 def test_an_equal_prompt_with_pictures_goes_on_from_a_snapshot(served: Served) -> None:
-    length = len(prompts_of(served.recipe.name)[1].token_ids)
+    behind = len(prompts_of(served.recipe.name)[1].token_ids) - 4
     with engine_cell(served, block_size=4) as cell:
         for _ in range(2):
             assert_exact(cell, served, [1])
-        assert cell.metric("vllm:prefix_cache_hits_total") == (length - 1) // 4 * 4
+        assert cell.metric("vllm:prefix_cache_hits_total") == behind // 4 * 4
         assert cell.metric("triptych_pd_state_snapshots") == 1
         cell.assert_at_rest()
+
+
+WORDS = pytest.mark.parametrize("words", [4, 40], ids=["short", "long"])
+
+
+def assert_second_question_goes_on(served: Served, words: int) -> None:
+    """Of two pictures, with questions of so many tokens behind them."""
+    recipe, first = served.recipe, prompts_of(served.recipe.name)[1]
+    behind = len(first.token_ids) - 4
+    questions = [
+        Prompt([*first.token_ids[:behind], *range(20 + 60 * at, 20 + 60 * at + words)], first.items)
+        for at in range(2)
+    ]
+    with engine_cell(served, block_size=4) as cell:
+        for question in questions:
+            expected = generate(recipe, model_of(recipe.name), question, TOKENS).token_ids
+            (got,) = cell.finish([served.request(cell, question, TOKENS)])
+            assert got[: len(expected)] == expected
+        # A snapshot ends with a block: what the picture has of the next one is computed again.
+        assert cell.metric("vllm:prefix_cache_hits_total") == behind // 4 * 4
+        cell.assert_at_rest()
+
+
+@WORDS
+def test_the_second_question_about_pictures_goes_on_behind_the_last_one(served: Served, words: int) -> None:
+    assert_second_question_goes_on(served, words)
+
+
+_MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 16,
+}
+
+
+@WORDS
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        text("bamba", hidden_size=32, attn_layer_indices=[1], num_hidden_layers=3, mamba_expand=2, **_MAMBA),
+        text("falcon_h1", mamba_d_ssm=64, mamba_expand=2, **_MAMBA),
+    ],
+    ids=lambda decoder: decoder["model_type"],
+)
+def test_so_it_does_with_mamba_layers_that_no_list_names(decoder, words, monkeypatch):
+    llava = RECIPES["LlavaForConditionalGeneration"]
+    config = {**llava.config, "text_config": decoder}
+    recipe = dataclasses.replace(llava, config=config, variation=decoder["model_type"])
+    monkeypatch.setitem(RECIPES, recipe.name, recipe)
+    assert_second_question_goes_on(Served.open(recipe.name), words)
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])

@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from support.fakes.fake_encoder import ROWS
 from support.fakes.fake_workers import picture, user
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
@@ -139,6 +140,28 @@ async def test_the_record_of_a_request_says_which_worker_has_done_what(live: Wat
         assert [span["where"] for span in spans(record, item, "load")] == [pd_worker]
     assert {span["where"] for span in spans(record, None, "decode")} == {pd_worker}
     assert "model" in record and record["started"] > 0
+
+
+async def test_records_and_rows_say_how_many_tokens_of_the_prompt_media_take(live: Watched) -> None:
+    await live.ask("mine", "a", "b")
+    await live.ask("text")
+    assert (await live.shows("mine"))["media_tokens"] == 2 * ROWS
+    assert (await live.shows("text"))["media_tokens"] == 0
+    _, ended = await live.get("/cluster/requests")
+    assert [row["media_tokens"] for row in ended["requests"]] == [0, 2 * ROWS]
+
+
+async def test_the_time_that_hits_have_saved_is_that_of_as_many_towers(live: Watched) -> None:
+    assert (await live.snapshot())["rates"]["saved_seconds"] is None
+    await live.ask("first", "a")
+    for name in ("second", "third"):
+        await live.ask(name, "a")
+
+    assert live.cluster.live is not None and live.cluster.live._feed is not None
+    live.cluster.live._feed.poll()
+    rates, each = (await live.snapshot())["rates"], live.cluster.live.calls.tallies.mean_seconds()
+    assert each is not None
+    assert (rates["hits"], rates["saved_seconds"]) == (2, round(2 * each, 3))
 
 
 async def test_requests_in_flight_are_shown_with_their_stage(live: Watched) -> None:

@@ -78,10 +78,10 @@ async def test_the_first_media_request_asks_for_an_encoder_and_is_answered_when_
 async def test_a_request_that_gives_up_waiting_asks_for_nothing_any_more(store: EmbeddingStore) -> None:
     async with FakeCluster(store, encoders=0) as cluster, scaling(cluster):
         request = asyncio.create_task(cluster.ask(user("what is it?", picture("a"))))
-        await until(lambda: cluster.pool.unbound == 1, "the request that waits")
+        await until(lambda: cluster.pool.unbound.total() == 1, "the request that waits")
         request.cancel()
         await asyncio.gather(request, return_exceptions=True)
-        await until(lambda: cluster.pool.unbound == 0, "its end")
+        await until(lambda: cluster.pool.unbound.total() == 0, "its end")
 
 
 async def test_the_first_item_of_an_empty_pool_is_seen_before_the_next_look(store: EmbeddingStore) -> None:

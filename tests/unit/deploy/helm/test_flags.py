@@ -15,6 +15,8 @@ from support.kubernetes.chart import CASES, ROOT, Manifest, case, render
 from support.kubernetes.combinations import VLLM
 from support.kubernetes.commands import check_command, config_of, services, words
 from support.kubernetes.manifests import component, containers, main_container, of_kind, pod
+from triptych.base.config import check_scaling
+from triptych.base.scaling import ScalingTarget
 
 SOURCES = ("triptych", "proxy", "encoder_worker", "pd_worker", "ec_connector")
 
@@ -118,6 +120,60 @@ def test_proxies_and_keda_agree_on_the_limits() -> None:
     for pool, minimum, maximum in (("encoder", 0, 5), ("pd", 2, 7)):
         assert (objects[pool]["minReplicaCount"], objects[pool]["maxReplicaCount"]) == (minimum, maximum)
         assert "fallback" not in objects[pool], "its number would replace the pods that there are"
+
+
+def told_apart(values: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """The limits of each target by its name; the proxies' are those of KEDA's objects, and workers are so."""
+    manifests = render(values | {"autoscaling": {"engine": "keda"}})
+    scaling = next(config_of(one) for one in services(manifests) if component(one) == "proxy").scaling
+    check_scaling(scaling)
+    proxies = {one.target.name: (one.rules.minimum, one.rules.maximum) for one in scaling.targets()}
+    objects = {}
+    for one in manifests:
+        if one["kind"] == "ScaledObject":
+            given = one["spec"]["triggers"][0]["metadata"]
+            target = ScalingTarget(*(given.get(name, "") for name in ("pool", "model", "kind", "role")))
+            objects[target.name] = (one["spec"]["minReplicaCount"], one["spec"]["maxReplicaCount"])
+            if target.kind:
+                name = one["spec"]["scaleTargetRef"]["name"]
+                worker = next(each for each in services(manifests) if each["metadata"]["name"] == name)
+                assert config_of(worker).worker_kind == target.kind
+    assert objects == proxies
+    return objects
+
+
+def test_each_model_kind_and_role_has_limits_of_its_own() -> None:
+    model = {"source": "pvc", "name": "a", "path": "a", "pvc": {"existingClaim": "c"}}
+    other = {"name": "b", "path": "b"}
+    two_models = {
+        "model": model,
+        "encoderPools": [
+            {"name": "x", "autoscale": {"min": 0, "max": 3}},
+            {"name": "y", "model": other, "autoscale": {"min": 1, "max": 2}},
+        ],
+        "pdPools": [{"name": "x"}, {"name": "y", "model": other, "autoscale": {"max": 4}}],
+    }
+    assert told_apart(two_models) == {
+        "encoder;model=a": (0, 3),
+        "encoder;model=b": (1, 2),
+        "pd;model=b": (1, 4),
+    }
+    kinds = {
+        "encoderPools": [
+            {"name": "cpu", "autoscale": {"max": 9, "price": 0.1}},
+            {"name": "gpu", "device": "cuda", "autoscale": {"max": 2}},
+        ],
+        "pdPools": [
+            {"name": "p", "role": "prefill", "autoscale": {"max": 2}},
+            {"name": "d", "role": "decode", "autoscale": {"max": 5}},
+        ],
+    }
+    assert told_apart({"model": model} | kinds) == {
+        "encoder;model=a;kind=cpu": (0, 9),
+        "encoder;model=a;kind=gpu": (1, 2),
+        "pd;model=a;role=prefill": (1, 2),
+        "pd;model=a;role=decode": (1, 5),
+    }
 
 
 def test_gpu_pools_never_go_to_zero_unless_they_are_told_to() -> None:

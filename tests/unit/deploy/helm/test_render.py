@@ -22,6 +22,7 @@ from support.kubernetes.faults import faults, store_users
 from support.kubernetes.manifests import (
     SecretKey,
     called,
+    component,
     containers,
     main_container,
     of_kind,
@@ -230,6 +231,9 @@ def test_the_flags_that_args_may_not_repeat_are_those_that_the_chart_sets() -> N
     (listed,) = re.findall(r'splitList " " "(--[^"]+)"', (CHART / "templates/_checks.tpl").read_text())
     containers = [main_container(one) for at in range(len(ROWS)) for one in workloads(combination(at))]
     words = {word for one in containers if one["command"] == ["triptych"] for word in one["args"]}
+    # Pools of several models, which no combination scales.
+    proxy = next(one for one in workloads(case("several-models")) if component(one) == "proxy")
+    words.update(main_container(proxy)["args"])
     # Encoders beside vLLM have --dtype from their own args; a worker's drain may be shorter.
     assert {one for one in words if one.startswith("--")} - {"--drain-timeout", "--dtype"} == set(
         listed.split()

@@ -96,6 +96,7 @@ def test_a_value_that_the_schema_does_not_allow_is_refused(values: dict[str, Any
 
 
 KEDA = {"engine": "keda"}
+OTHER = {"name": "m", "path": "m"}
 SCALED = {"name": "a", "autoscale": {"max": 3}}
 DOWNLOAD = {"source": "download", "name": "m", "download": {"id": "a/b"}}
 SHARED = {"model": DOWNLOAD | {"pvc": {"accessModes": ["ReadWriteMany"]}}}
@@ -111,10 +112,19 @@ ROUTE = {"enabled": True, "parentRefs": [{"name": "g"}]}
         ({"pdPools": []}, "nothing could decode; name a pool"),
         ({"pdPools": [{"name": "a"}, {"name": "a"}]}, 'names the pool "a" twice'),
         ({"encoderPools": [SCALED]}, "set the engine to keda or hpa"),
-        ({"encoderPools": [SCALED, {"name": "b"}], "autoscaling": KEDA}, "must be the only one of its kind"),
         (
-            {"encoderPools": [SCALED], "colocatedPools": [{"name": "b"}], "autoscaling": KEDA},
-            "must be the only one of its kind",
+            {
+                "encoderPools": [SCALED, {"name": "b", "model": {"name": "m", "path": "m"}}],
+                "autoscaling": KEDA,
+            },
+            "model.name is empty: set it",
+        ),
+        (
+            {
+                "encoderPools": [SCALED | {"args": ["--worker-kind", "x"]}, {"name": "b"}],
+                "autoscaling": KEDA,
+            },
+            "args has --worker-kind",
         ),
         (
             {"encoderPools": [{"name": "a", "autoscale": {"min": 4, "max": 3}}], "autoscaling": KEDA},

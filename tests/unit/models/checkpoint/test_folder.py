@@ -17,6 +17,7 @@ from triptych.apps.launch.model_path import resolve_model
 from triptych.base.config import EncoderConfig, PDConfig
 from triptych.base.errors import ConfigError
 from triptych.models.checkpoint import tensors
+from triptych.models.checkpoint.first_checks import check_encoder_model, check_pd_model
 from triptych.models.checkpoint.folder import check_folder, given_template, read_config
 from triptych.models.checkpoint.pooling import GENERATES, PoolingDefaults, read_pooling
 from triptych.models.checkpoint.support import (
@@ -366,6 +367,18 @@ def test_a_folder_is_checked_by_its_names_and_headers(tmp_path: Path) -> None:
     (path / "tokenizer.json").unlink()
     with pytest.raises(ConfigError, match=r"put its tokenizer\.json into the folder"):
         check_folder(path)
+    check_folder(path, texts=False)
     file.rename(path / "pytorch_model.bin")
     with pytest.raises(ConfigError, match="pickles are never loaded"):
         check_folder(path)
+
+
+def test_an_encoder_needs_what_prepares_pictures_and_a_pd_worker_does_not(tmp_path: Path) -> None:
+    path = build_checkpoint("qwen3_vl", tmp_path / "model")
+    check_encoder_model(path, EncoderConfig())
+    (path / "preprocessor_config.json").unlink()
+    with pytest.raises(ConfigError, match=r"no image processor: give MODEL=/folder with preprocessor_config"):
+        check_encoder_model(path, EncoderConfig())
+    check_pd_model(path, PDConfig())
+    (path / "processor_config.json").write_text("{}")
+    check_encoder_model(path, EncoderConfig())

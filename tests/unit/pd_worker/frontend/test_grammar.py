@@ -124,6 +124,12 @@ def test_output_that_does_not_fit_is_an_error_and_allows_nothing_more():
     assert state.allowed([tokenizer("qwen").convert_tokens_to_ids("a")]) is None
 
 
+def test_a_keyword_that_the_parser_lacks_is_named_with_where_the_others_are():
+    words = "response_format: not is not supported in a schema: docs/api.md#structured-output lists what is"
+    with pytest.raises(InvalidRequest, match=words):
+        compiler().state(schema({"not": {"type": "string"}}))
+
+
 def test_a_model_without_an_end_token_has_no_forms():
     made = GrammarCompiler(tokenizer("qwen").backend_tokenizer, ())
     with pytest.raises(InvalidRequest, match="end-of-sequence"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,9 +30,13 @@ class Transport:
 
 @pytest.mark.parametrize("tenant", ["alice", ""])
 async def test_a_job_carries_the_digest_of_its_tenant_and_not_its_name(tenant: str) -> None:
-    info = SimpleNamespace(address="e", namespaces=("n",), capacity={}, kind="")
+    info = SimpleNamespace(address="e", namespaces=("n",), capacity={}, cost_kind="")
     pool: Any = SimpleNamespace(
-        unbound=0, proxies=1, reads_direct=False, reaching=lambda _: [SimpleNamespace(info=info)]
+        unbound=Counter(),
+        encoded_by=lambda _, model: model,
+        proxies=1,
+        reads_direct=False,
+        reaching=lambda _: [SimpleNamespace(info=info)],
     )
     media: Any = SimpleNamespace(nbytes=1, retain=lambda: None, release=lambda: None)
     transport, events = Transport(), SimpleNamespace(deliver=lambda *_: None)

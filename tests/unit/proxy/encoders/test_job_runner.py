@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -60,9 +60,13 @@ class Proxy:
     """A runner with one encoder, and what its requests are told."""
 
     def __init__(self) -> None:
-        info = SimpleNamespace(address="e:1", namespaces=("n",), capacity={}, kind="k")
+        info = SimpleNamespace(address="e:1", namespaces=("n",), capacity={}, cost_kind="k")
         pool: Any = SimpleNamespace(
-            unbound=0, proxies=1, reads_direct=False, reaching=lambda _: [SimpleNamespace(info=info)]
+            unbound=Counter(),
+            encoded_by=lambda _, model: model,
+            proxies=1,
+            reads_direct=False,
+            reaching=lambda _: [SimpleNamespace(info=info)],
         )
         self.told: defaultdict[str, list[JobEvent]] = defaultdict(list)
         self.streams: list[Stream] = []

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 
 from support.clock import Clock
 from triptych.base.metrics import ProxyMetrics
-from triptych.base.scaling import PoolDemand, ScalingDecision, ScalingRules, SharedRules, WorkerGroup
+from triptych.base.scaling import (
+    PoolDemand,
+    ScalingDecision,
+    ScalingRules,
+    SharedRules,
+    WorkerGroup,
+    parse_scaled,
+)
 from triptych.base.types import WorkerInfo
 from triptych.proxy.scaling.autoscaler import LEARN_SECONDS, TERM, Autoscaler
+from triptych.proxy.scaling.pools import ScaledPool
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.store.control import StoreUnavailable
 
@@ -52,28 +61,35 @@ class FakeBoard:
         return SharedRules(None if self.foreign else own, 1, supported=True)
 
 
-class FakePool:
-    name = "encoder"
-    kind = "k"
+class FakePool(ScaledPool):
+    """Workers of one kind; the test says what is asked of them."""
 
-    def __init__(self) -> None:
-        self.rules = ScalingRules(0, 9, 2.0)
+    def __init__(self, workers: KnownWorkers, name: str = "encoder", price: float = 1.0) -> None:
+        scaled = parse_scaled(f"{name};max=9;price={price}", 60.0, 2.0)
+        super().__init__(scaled, workers, dispatcher=None)  # type: ignore[arg-type]
+        self.kind = self.kind or "k"
         self.now_asked = PoolDemand()
+
+    def came(self) -> None:
+        return None
+
+    def cost(self) -> float:
+        return self.price
+
+    def groups(self, desired: int, others: Mapping[str, int] | None = None) -> list[WorkerGroup]:
+        return [WorkerGroup("k", desired)]
 
     def demand(self, now: float) -> PoolDemand:
         return self.now_asked
-
-    def groups(self, wanted: int) -> list[WorkerGroup]:
-        return [WorkerGroup("k", wanted)]
 
 
 class Proxy:
     """One proxy's autoscaler at a board."""
 
     def __init__(self, board: FakeBoard, name: str = "p1", clock: Clock | None = None) -> None:
-        self.pool = FakePool()
         self.clock = clock or Clock(1000.0)
         self.workers = KnownWorkers()
+        self.pool = FakePool(self.workers)
         self.registry = CollectorRegistry()
         metrics = ProxyMetrics(self.registry)
         self.scaler = Autoscaler(board, {"encoder": self.pool}, self.workers, metrics, name, self.clock)

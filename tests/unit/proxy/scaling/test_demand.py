@@ -7,7 +7,7 @@ from support.data.job_events import job_planned, job_ready
 from support.data.pd_events import pd_admitted, pd_finished
 from triptych.base.scaling import PoolDemand, ScalingRules, WorkerGroup
 from triptych.base.types import ItemPlan
-from triptych.proxy.encoders.arrivals import ArrivedItems
+from triptych.proxy.encoders.arrivals import Arrivals
 from triptych.proxy.encoders.job import EncoderSlot, JobState
 from triptych.proxy.encoders.job_table import EncoderJobTable
 from triptych.proxy.encoders.work_model import WorkModel
@@ -17,7 +17,7 @@ from triptych.proxy.events import (
     WorkerEvent,
     lost,
 )
-from triptych.proxy.pd.prompt_work import PDWork, PromptWork, kv_share, outstanding_prompts
+from triptych.proxy.pd.work import PDWork, PromptWork, kv_share, outstanding_prompts
 from triptych.proxy.ports import PDLoadReport
 from triptych.proxy.requests.lifecycle import Lifecycle
 from triptych.proxy.scaling.policy import Observation, ScalingState, decide
@@ -35,22 +35,22 @@ class Proxy:
             self.model.learn(rows, 0.1 * rows, "k")
         self.table = EncoderJobTable(1 << 30, model=self.model, flow_control=flow_control)
         self.table.set_encoders([EncoderSlot("e", (SPACE,), 999, 2, "k")])
-        self.arrived = ArrivedItems()
+        self.arrived = Arrivals()
 
     def want(self, key: str, request: str = "r", *, re_encode: bool = False) -> None:
         job, joined = self.table.want(key, request, SPACE, re_encode=re_encode)
         if not joined and not re_encode:
-            self.arrived.add(job, 100.0)
+            self.arrived.of("").add(job, 100.0)
 
     def plan(self, rows: int) -> None:
         for job in self.table.pump(0.0):
             if job.state is JobState.PLANNING:
                 self.table.planned(job.try_id, bare_plan(job.mm_hash, rows))
-                self.arrived.resize(job, rows, 100.0)
+                self.arrived.of("").resize(job, rows, 100.0)
 
     def demand(self, unbound: int = 0) -> PoolDemand:
         return item_demand(
-            self.table.outstanding,
+            self.table.outstanding(),
             self.arrived,
             self.model,
             now=100.0,
@@ -164,7 +164,7 @@ def pd_workers(demand: PoolDemand, ready: int) -> int:
 def at_workers(*prompts: tuple[int | None, str]) -> PDWork:
     """Requests with prompts of these token counts, not prefilled yet, at a worker or at none."""
     unplaced = sum(not address for _, address in prompts)
-    return PDWork(len(prompts), unplaced, 0.0, outstanding_prompts(prompts))
+    return PDWork(len(prompts), unplaced, 0.0, 0.0, outstanding_prompts(prompts))
 
 
 def test_long_prompts_that_wait_ask_for_pd_workers_though_few_requests_are_in_flight() -> None:
@@ -177,12 +177,12 @@ def test_long_prompts_that_wait_ask_for_pd_workers_though_few_requests_are_in_fl
 def test_prompts_that_keep_arriving_ask_for_the_pd_workers_that_they_fill() -> None:
     pool = PDWorkers()
     for second in range(300):
-        pool.learnt.arrived.count(20_000, float(second))
+        pool.learnt.arrived.of("").count(20_000, float(second))
         demand = pool.demand(at_workers((20_000, "a")), float(second))
     assert pd_workers(demand, 1) == 3  # 2 s of prompts in each, workers filled to 0.7: 2.9
     burst = PDWorkers()
     for _ in range(6):
-        burst.learnt.arrived.count(20_000, 0.0)
+        burst.learnt.arrived.of("").count(20_000, 0.0)
     assert pd_workers(burst.demand(PDWork(), 0.0), 1) == 3  # as many, averaged over 6 s
 
 
@@ -196,7 +196,7 @@ def test_a_prompt_of_unknown_size_is_an_average_one_and_a_request_without_a_work
 def test_while_no_worker_tells_what_prompts_take_requests_alone_count() -> None:
     pool = PDWorkers(told=False)
     for second in range(600):
-        pool.learnt.arrived.count(30_000, float(second))
+        pool.learnt.arrived.of("").count(30_000, float(second))
         demand = pool.demand(at_workers(*[(30_000, "a")] * 8), float(second))
     assert demand == PoolDemand(0.0, 0, 0.0, *[pytest.approx(0.5, rel=1e-3)] * 2)
 

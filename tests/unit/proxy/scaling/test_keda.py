@@ -32,6 +32,10 @@ class Decisions:
         self.found: dict[str, ScalingDecision] = {}
         self._listeners: list[Callable[[], None]] = []
 
+    @property
+    def targets(self) -> list[str]:
+        return list(self.found)
+
     def decision(self, pool: str) -> ScalingDecision | None:
         return self.found.get(pool)
 
@@ -94,7 +98,7 @@ async def test_while_nothing_is_known_there_is_no_number_but_the_metric_has_its_
     for call in (stub.IsActive(ENCODERS), stub.GetMetrics(metrics_of(""))):
         code, why = await refusal(call)
         assert code is grpc.StatusCode.UNAVAILABLE
-        assert "no decision about the encoder pool is in force" in why
+        assert "no decision about encoder is in force" in why
     assert (await stub.GetMetricSpec(ENCODERS)).metricSpecs[0].targetSizeFloat == 1.0
 
 

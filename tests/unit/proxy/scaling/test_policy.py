@@ -35,11 +35,11 @@ class Pool:
         self.ready: int | None = None
         self.others: tuple[WorkerGroup, ...] = ()
 
-    def poll(self, demand: PoolDemand, seconds: float = 1.0) -> ScalingDecision:
+    def poll(self, demand: PoolDemand, seconds: float = 1.0, *, came: bool | None = None) -> ScalingDecision:
         self.now += seconds
         ready = self.state.workers if self.ready is None else self.ready
         groups = [WorkerGroup("own", ready), *self.others]
-        seen = Observation(self.now, demand, groups, self.cold_start)
+        seen = Observation(self.now, demand, groups, self.cold_start, came)
         self.state, decision = decide(seen, self.state, self.rules)
         return decision
 
@@ -123,6 +123,35 @@ def test_to_zero_only_after_the_window_and_three_cold_starts_without_work() -> N
         assert pool.poll(queue(1, 0.5)).workers == 1
 
 
+def fading(seconds: float, flow: float) -> PoolDemand:
+    """What is left of a flow so many seconds after its last item."""
+    return PoolDemand(fast=flow * math.exp(-seconds / 6.0), slow=flow * math.exp(-seconds / 60.0))
+
+
+def test_the_time_to_zero_is_counted_from_the_last_item_however_many_came_before_it() -> None:
+    pool = Pool(0, replace(RULES, window=20.0))
+    for _ in range(5):
+        pool.poll(queue(60, 0.2))
+    course = [pool.poll(fading(second, 10.0), came=False).workers for second in range(60)]
+    assert course.index(0) in (19, 20, 21)
+    assert pool.poll(fading(60.0, 10.0), came=True).workers > 0
+
+
+def test_items_that_are_done_between_two_looks_keep_a_pool_awake() -> None:
+    pool = Pool(1, replace(RULES, window=20.0))
+    pool.poll(queue(60, 0.2))
+    course = [
+        pool.poll(PoolDemand(fast=0.001, slow=0.001), came=second % 15 == 0).workers for second in range(200)
+    ]
+    assert min(course) == 1
+
+
+def test_what_another_proxy_keeps_for_its_items_stays() -> None:
+    pool = Pool(1, replace(RULES, window=20.0))
+    course = [pool.poll(PoolDemand(kept=1), came=False).workers for _ in range(100)]
+    assert min(course) == 1
+
+
 def test_workers_of_other_kinds_count_by_their_speed() -> None:
     pool = Pool(0)
     pool.others = (WorkerGroup("fast", 2, speed=5.0), WorkerGroup("slow", 3, speed=0.5))
@@ -132,7 +161,7 @@ def test_workers_of_other_kinds_count_by_their_speed() -> None:
 def test_a_pool_of_other_kinds_that_is_enough_needs_none_of_its_own() -> None:
     pool = Pool(0)
     pool.others = (WorkerGroup("fast", 4, speed=5.0),)
-    assert pool.poll(TEN) == ScalingDecision(0, "flow", active=True)
+    assert pool.poll(TEN) == ScalingDecision(0, "flow", active=False)
     pool.others = (WorkerGroup("broken", 4, speed=math.nan), WorkerGroup("gone", -3, speed=2.0))
     assert pool.poll(TEN).workers == 15
 

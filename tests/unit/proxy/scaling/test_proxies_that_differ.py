@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from support.clock import Clock
 from support.fakes.scaling_board import BoardData, MemoryBoard
 from triptych.base.metrics import ProxyMetrics
-from triptych.base.scaling import PoolDemand, ScalingRules, WorkerGroup
+from triptych.base.scaling import PoolDemand, ScalingRules, ScalingTarget, WorkerGroup
 from triptych.base.types import WorkerInfo
 from triptych.proxy.scaling.autoscaler import LEARN_SECONDS, TERM, Autoscaler
 from triptych.proxy.workers import KnownWorkers, Worker
@@ -32,11 +32,23 @@ class Pool:
     asked: PoolDemand = NONE
     name: str = "encoder"
     kind: str = "own"
+    target: ScalingTarget = ScalingTarget("encoder")
+    workers: KnownWorkers = field(default_factory=KnownWorkers)
+
+    @property
+    def known(self) -> list[tuple[str, str]]:
+        return list(self.workers.workers)
+
+    def cost(self) -> float:
+        return 1.0
+
+    def came(self) -> None:
+        return None
 
     def demand(self, now: float) -> PoolDemand:
         return self.asked
 
-    def groups(self, wanted: int) -> list[WorkerGroup]:
+    def groups(self, wanted: int, rivals: Mapping[str, int]) -> list[WorkerGroup]:
         others = [WorkerGroup("other", 2, speed=self.speed)] if self.speed else []
         return [WorkerGroup("own", wanted), *others]
 
@@ -46,7 +58,7 @@ class Proxy:
 
     def __init__(self, data: BoardData, name: str, rules: ScalingRules = RULES, speed: float = 0.0) -> None:
         self.pool = Pool(rules, speed)
-        self.workers = KnownWorkers()
+        self.workers = self.pool.workers
         metrics = ProxyMetrics(CollectorRegistry())
         self.scaler = Autoscaler(
             MemoryBoard(data), {"encoder": self.pool}, self.workers, metrics, name, data.clock

@@ -107,6 +107,41 @@ def test_the_state_is_kept_at_a_prompts_last_full_block_and_where_it_parts_from_
     assert boundaries_of(num_prompt, 4, computed, shared) == boundaries
 
 
+@pytest.mark.parametrize(
+    ("num_prompt", "computed", "ends", "boundaries"),
+    [
+        (65, 0, (40,), (40, 64)),
+        (65, 0, (42,), (40, 64)),  # the last block that ends in the item
+        (65, 0, (52,), (52,)),  # in place of the prompt's end, which is near
+        (65, 0, (64,), (64,)),
+        (65, 0, (12,), (64,)),  # little to compute again
+        (65, 52, (52,), ()),
+        (65, 36, (52,), (52,)),
+        (300, 0, (70, 150, 290), (68, 148, 288)),
+        (300, 0, (200, 220, 290), (220, 288)),  # those before the last are further apart
+        (1000, 0, (100, 300, 400, 500, 600, 990), (400, 500, 600, 988)),  # only the last ones
+    ],
+)
+def test_the_state_is_kept_behind_items_too(num_prompt, computed, ends, boundaries):
+    assert boundaries_of(num_prompt, 4, computed, computed, ends) == boundaries
+
+
+def test_a_worker_whose_prompts_others_take_over_keeps_their_end_too():
+    assert boundaries_of(65, 4, 0, 0, (52,), keeps_end=True) == (52, 64)
+
+
+@given(
+    prompt=st.integers(1, 400),
+    computed=st.integers(0, 100),
+    shared=st.integers(0, 100),
+    ends=st.lists(st.integers(1, 400), max_size=20),
+)
+def test_snapshots_are_few_and_where_blocks_of_the_prompt_end(prompt, computed, shared, ends):
+    found = boundaries_of(prompt, 4, computed * 4, shared * 4, [min(end, prompt) for end in sorted(ends)])
+    assert len(found) <= 6 and list(found) == sorted(set(found))
+    assert all(at % 4 == 0 and computed * 4 < at < prompt for at in found)
+
+
 STORE = MemoryStore()
 
 
