@@ -156,7 +156,8 @@ def invalid_field(error: msgspec.ValidationError, prefix: str, kind: object = ob
     if missing := _MISSING.search(text):
         path += f".{missing['name']}"
         allowed = _allowed(kind, f"{at['path'] if at else ''}.{missing['name']}")
-        text = f"is missing: send {' or '.join(map(str, allowed)) or 'it'}"
+        said = f"{path.lstrip('.')} is missing: send {' or '.join(map(str, allowed)) or 'it'}"
+        return InvalidRequest(said, param=path.lstrip("."))
     path = path.lstrip(".") or "body"
     # msgspec repeats a client's text that is none of an enum's values.
     return InvalidRequest(f"{path}: {text[:_MAX_TEXT]}", param=path)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import tempfile
 from collections.abc import Mapping
 from functools import reduce
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from allpairspy import AllPairs  # type: ignore[import-untyped]
@@ -182,8 +188,20 @@ CHOICES: Mapping[str, list[Values]] = {
 
 def rows() -> list[dict[str, Any]]:
     """Values for as many releases as hold every pair of choices that the chart does not refuse."""
-    found = AllPairs(list(CHOICES.values()), filter_func=_renders)
-    return [reduce(merged, row, {}) for row in found]
+    return [reduce(merged, row, {}) for row in _pairs()]
+
+
+def _pairs() -> list[list[Values]]:
+    """The rows of choices, kept per state of this file: they take seconds, and every test process asks."""
+    digest = hashlib.sha256(Path(__file__).read_bytes() + version("allpairspy").encode()).hexdigest()[:16]
+    kept = Path(tempfile.gettempdir()) / f"triptych-pairs-{os.getuid()}-{digest}.json"
+    if not kept.is_file():
+        found = [list(row) for row in AllPairs(list(CHOICES.values()), filter_func=_renders)]
+        with tempfile.NamedTemporaryFile("w", dir=kept.parent, prefix=kept.stem, delete=False) as aside:
+            json.dump(found, aside)
+        Path(aside.name).rename(kept)
+    rows: list[list[Values]] = json.loads(kept.read_text())
+    return rows
 
 
 def merged(first: Values, second: Values) -> dict[str, Any]:

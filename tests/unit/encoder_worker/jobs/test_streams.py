@@ -50,12 +50,14 @@ async def test_a_stream_that_joins_a_planned_job_gets_the_plan_at_once(s: Stream
     assert s.jobs.changed.is_set()
 
 
-async def test_verified_media_wait_for_preprocessing_and_keep_their_room(s: Streams) -> None:
+async def test_verified_media_wait_for_preprocessing_keep_their_room_and_wake_the_loop(s: Streams) -> None:
     waiter = s.join()
+    s.jobs.changed.clear()
     await s.send(waiter)
     assert waiter.job.media is not None and waiter.job.media.data == b"media"
     assert waiter.job.stage is Stage.MEDIA
     assert s.budget.nbytes == 4
+    assert s.jobs.changed.is_set()
 
 
 async def test_media_of_a_second_stream_are_dropped_with_their_room(s: Streams) -> None:

@@ -19,6 +19,7 @@ from support.engine.engine_requests import (
 )
 from triptych.base.errors import InvalidRequest, Unavailable
 from triptych.ec_connector.base import ECConnectorOutput, FailedLoad
+from triptych.pd_worker.core.items.tracker import MOVE_TIMEOUT
 
 
 def test_each_load_is_counted_once_with_its_seconds_and_its_way(make: Make) -> None:
@@ -274,6 +275,25 @@ def test_a_load_that_fails_while_its_request_runs_is_started_again(make: Make) -
     assert engine.scheduler.num_running == 1
     engine.scheduler.mark_ready([image.mm_hash], engine.now)
     engine.run_out()
+    assert finished(engine)["a"].error is None
+
+
+def test_a_move_to_the_device_that_never_ends_is_begun_again(make: Make, monkeypatch) -> None:
+    engine, image = make(), make_feature("cat", 0, 6)
+    publish(STORE, image)
+    engine.add(make_request("a", 8, [image]))
+    with monkeypatch.context() as lost:
+        plain = engine.worker.start_load_caches
+        lost.setattr(
+            engine.worker,
+            "start_load_caches",
+            lambda metadata, cache: None if metadata.moves else plain(metadata, cache),
+        )
+        for _ in range(4):
+            assert not engine.step().chunks
+    engine.now += MOVE_TIMEOUT + 1
+    for _ in range(4):
+        engine.step()
     assert finished(engine)["a"].error is None
 
 

@@ -150,10 +150,20 @@ async def test_a_request_that_comes_after_the_plan_or_the_end_is_told_at_once(p:
 
 async def test_the_autoscaler_is_told_of_each_new_item_once(p: Proxy) -> None:
     told = list[str]()
-    p.runner.on_arrival = lambda: told.append(KEY)
+    p.runner.on_arrival = told.append
     p.want()
     p.want("s")
-    assert told == [KEY]
+    assert len(told) == 1
+
+
+async def test_a_job_that_its_last_request_leaves_ends_its_stream(p: Proxy) -> None:
+    p.want()
+    p.want("s")
+    p.runner.leave("r")
+    await asyncio.sleep(0)
+    assert not p.streams[0].end.done()
+    p.runner.leave("s")
+    await until(p.streams[0].end.cancelled, "the end of the stream")
 
 
 @pytest.mark.parametrize("stored", [False, True])

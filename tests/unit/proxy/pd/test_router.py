@@ -120,6 +120,17 @@ async def test_a_worker_that_knows_the_requests_id_already_is_passed_over_for_a_
     assert routed.router._handing == {}, "what is answered is waited for no more"
 
 
+async def test_the_link_to_a_worker_that_has_fallen_silent_is_given_up(monkeypatch):
+    link, given_up = NotingLink(), []
+    monkeypatch.setattr(link, "give_up", lambda *, silent: given_up.append(silent), raising=False)
+    routed = Routed(link, monkeypatch)
+    assert given_up == []
+    monkeypatch.setattr(routed.router._pool, "silent", lambda kind: ["pd", "without a link"])
+    routed.router.sync()
+    await routed.router.close()
+    assert given_up == [True]
+
+
 async def test_an_attempt_that_is_over_frees_its_successor_too(monkeypatch):
     routed, request, other, freed = Routed(NotingLink(), monkeypatch), make_request(1), NotingLink(), []
     monkeypatch.setattr(other, "cancel", freed.append)
