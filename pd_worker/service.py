@@ -24,7 +24,13 @@ from triptych.models.defaults import start_lock
 from triptych.models.registry import before_each_layer, family_of
 from triptych.pd_worker.native import LoadedModel, NativeWorker, load_model
 from triptych.pd_worker.ranks.share import decoder_threads_of_rank, share_of_rank
-from triptych.pd_worker.vllm.connection import check_engine, choose_engine, connected, vllm_program
+from triptych.pd_worker.vllm.connection import (
+    check_engine,
+    check_native,
+    choose_engine,
+    connected,
+    vllm_program,
+)
 from triptych.pd_worker.vllm.own_server import own_server, with_dtype
 from triptych.pd_worker.vllm.pooled import probe_of
 from triptych.pd_worker.vllm.worker import VLLMWorker, load_front_model, proven_tickets
@@ -44,6 +50,7 @@ async def run(config: PDConfig) -> None:
     logger.info("engine: %s (%s)", choice.engine, choice.reason)
     serve: Callable[[PDConfig, WorkerProcess], Awaitable[None]] = _serve_vllm
     if choice.engine == "native":
+        check_native(config)
         serve = _serve_native
     elif choice.own:
         class_of(architecture)

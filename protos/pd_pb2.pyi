@@ -36,21 +36,23 @@ class ItemPlacement(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("prompt_token_ids", "placements", "output_token_ids", "text_sent_chars", "planned")
+    __slots__ = ("prompt_token_ids", "placements", "output_token_ids", "text_sent_chars", "planned", "kv")
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_SENT_CHARS_FIELD_NUMBER: _ClassVar[int]
     PLANNED_FIELD_NUMBER: _ClassVar[int]
+    KV_FIELD_NUMBER: _ClassVar[int]
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     placements: _containers.RepeatedCompositeFieldContainer[ItemPlacement]
     output_token_ids: _containers.RepeatedScalarFieldContainer[int]
     text_sent_chars: int
     planned: bool
-    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[ItemPlacement, _Mapping]]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., text_sent_chars: _Optional[int] = ..., planned: _Optional[bool] = ...) -> None: ...
+    kv: KVHandOff
+    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[ItemPlacement, _Mapping]]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., text_sent_chars: _Optional[int] = ..., planned: _Optional[bool] = ..., kv: _Optional[_Union[KVHandOff, _Mapping]] = ...) -> None: ...
 
 class SubmitRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "proxy_id", "model_key", "timeout", "messages", "items", "sampling", "salt", "resume", "template", "prompt", "encoder_prompt", "transcription", "label", "traceparent", "tracestate", "pooling", "tenant")
+    __slots__ = ("request_id", "attempt", "proxy_id", "model_key", "timeout", "messages", "items", "sampling", "salt", "resume", "template", "prompt", "encoder_prompt", "transcription", "label", "traceparent", "tracestate", "pooling", "tenant", "may_hand_over")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PROXY_ID_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +72,7 @@ class SubmitRequest(_message.Message):
     TRACESTATE_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    MAY_HAND_OVER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     proxy_id: str
@@ -89,7 +92,8 @@ class SubmitRequest(_message.Message):
     tracestate: str
     pooling: Pooling
     tenant: str
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., proxy_id: _Optional[str] = ..., model_key: _Optional[str] = ..., timeout: _Optional[float] = ..., messages: _Optional[bytes] = ..., items: _Optional[_Iterable[_Union[ItemSlot, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., salt: _Optional[str] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., template: _Optional[_Union[TemplateOptions, _Mapping]] = ..., prompt: _Optional[_Union[RawPrompt, _Mapping]] = ..., encoder_prompt: _Optional[_Union[_common_pb2.EncoderPrompt, _Mapping]] = ..., transcription: _Optional[_Union[_common_pb2.Transcription, _Mapping]] = ..., label: _Optional[str] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., tenant: _Optional[str] = ...) -> None: ...
+    may_hand_over: bool
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., proxy_id: _Optional[str] = ..., model_key: _Optional[str] = ..., timeout: _Optional[float] = ..., messages: _Optional[bytes] = ..., items: _Optional[_Iterable[_Union[ItemSlot, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., salt: _Optional[str] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., template: _Optional[_Union[TemplateOptions, _Mapping]] = ..., prompt: _Optional[_Union[RawPrompt, _Mapping]] = ..., encoder_prompt: _Optional[_Union[_common_pb2.EncoderPrompt, _Mapping]] = ..., transcription: _Optional[_Union[_common_pb2.Transcription, _Mapping]] = ..., label: _Optional[str] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., tenant: _Optional[str] = ..., may_hand_over: _Optional[bool] = ...) -> None: ...
 
 class Pooling(_message.Message):
     __slots__ = ("task", "method", "normalize", "dimensions")
@@ -384,18 +388,20 @@ class ItemMissing(_message.Message):
     def __init__(self, mm_hash: _Optional[str] = ..., damaged_digest: _Optional[str] = ...) -> None: ...
 
 class Tokens(_message.Message):
-    __slots__ = ("position", "token_ids", "text", "logprobs", "offered")
+    __slots__ = ("position", "token_ids", "text", "logprobs", "offered", "kv")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     OFFERED_FIELD_NUMBER: _ClassVar[int]
+    KV_FIELD_NUMBER: _ClassVar[int]
     position: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
     logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.PositionLogprobs]
     offered: bool
-    def __init__(self, position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ..., offered: _Optional[bool] = ...) -> None: ...
+    kv: KVHandOff
+    def __init__(self, position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ..., offered: _Optional[bool] = ..., kv: _Optional[_Union[KVHandOff, _Mapping]] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("reason", "error", "prompt_tokens", "completion_tokens", "cached_tokens", "queue_seconds", "load_seconds", "prefill_seconds", "decode_seconds", "stop_sequence", "pooled", "work_seconds")
@@ -428,3 +434,11 @@ class Finished(_message.Message):
 class Lost(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class KVHandOff(_message.Message):
+    __slots__ = ("params", "seconds")
+    PARAMS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    params: bytes
+    seconds: float
+    def __init__(self, params: _Optional[bytes] = ..., seconds: _Optional[float] = ...) -> None: ...

@@ -58,9 +58,19 @@ class TokenMask(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class KeptKV:
+    """A prompt's KV that another worker's engine keeps for one read: where, in that engine's own words, and
+    up to which moment of `time.monotonic`."""
+
+    params: bytes
+    until: float
+
+
 @dataclass(eq=False, slots=True)
 class EngineRequest:
-    """One attempt at one request. Only output, output_token_ids and grammar change after submission.
+    """One attempt at one request. Only output, output_token_ids, grammar, and what is used up of a hand-over
+    change after submission.
 
     `arrival` and `deadline` are seconds of `time.monotonic`. `positions` is int64 on CPU,
     [position_rows, len(prompt_token_ids)]; an output token at index i of the whole sequence has position
@@ -86,6 +96,10 @@ class EngineRequest:
     resumed_tokens: int = 0
     #: Its earlier attempt goes on, at a prefill worker, until this one has a token: it goes before nobody.
     planned: bool = False
+    #: Another worker may take it over once its prompt is computed.
+    may_hand_over: bool = False
+    #: What the prefill worker of a planned one has left for this attempt.
+    kv: KeptKV | None = None
     unencoded: frozenset[str] = frozenset()
     #: Prompt tokens [start, end) that attend to one another, beside those of atomic placements.
     both_ways: tuple[tuple[int, int], ...] = ()

@@ -67,6 +67,8 @@ class RequestLog:
         self._unsent_items: dict[str, None] = {}
         #: A decode worker may take the request over: the next tokens say so.
         self.offered = self._sent_offer = False
+        #: What is kept for that worker, where it does not find it by content.
+        self.kv: pd_pb2.KVHandOff | None = None
 
     @property
     def log_extra(self) -> dict[str, object]:
@@ -237,6 +239,7 @@ class RequestLog:
             text="".join(self._texts[first:last]),
             logprobs=self._logprobs[ids],
             offered=offered,
+            kv=self.kv if offered else None,
         )
 
     def _set_item(self, mm_hash: str, event: pd_pb2.RequestEvent) -> None:

@@ -235,12 +235,13 @@ class EventStreams:
             if proxy.stream is not None:
                 proxy.stream.add(log)
 
-    def offer(self, proxy_id: str, request_id: str, attempt: int) -> None:
-        """A decode worker may take the request over: its next tokens say so. See `call_offer`."""
+    def offer(self, proxy_id: str, request_id: str, attempt: int, kv: pd_pb2.KVHandOff | None = None) -> None:
+        """A decode worker may take the request over, as its next tokens say: with the `kv` that is kept for
+        it, else with what it finds by content. See `call_offer`."""
         proxy = self._proxies.get(proxy_id)
         log = proxy.requests.get(request_id) if proxy else None
         if log is not None and log.attempt == attempt:
-            log.offered = True
+            log.offered, log.kv = True, kv
 
     def call_offer(self, proxy_id: str, request_id: str, attempt: int) -> None:
         """As `offer`, from any thread."""

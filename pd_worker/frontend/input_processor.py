@@ -33,6 +33,7 @@ from triptych.pd_worker.frontend.wire import (
     check_label,
     check_name,
     checked_plan,
+    kept_kv,
     resolve_pooling,
     template_from_proto,
 )
@@ -133,6 +134,8 @@ class InputProcessor:
             output_token_ids=received,
             resumed_tokens=len(received),
             planned=resume is not None and resume.planned,
+            may_hand_over=message.may_hand_over,
+            kv=None if resume is None else kept_kv(resume, arrival),
             grammar=self._mask(params, reasoning, phase, received, output),
             logits_rules=self._decoder.logits_rules(
                 self._defaults, {**options, "max_tokens": sampling.max_tokens}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from triptych.base.errors import RequestError
-from triptych.base.types import FinishReason
+from triptych.base.types import FinishReason, JsonObject
 from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.outputs import RawLogprobs
 from triptych.pd_worker.core.request import RequestState
@@ -46,6 +46,8 @@ class Replay:
         return False
 
 
+#: What a call is given whose blocks are kept for another server.
+KEEP: JsonObject = {"do_remote_decode": True, "do_remote_prefill": False}
 #: How long the usage is waited for, after the last token.
 _USAGE_SECONDS = 1.0
 
@@ -77,10 +79,33 @@ class Attempt:
         self._on_first = on_first
         self._call = call_of(state.request, replay=replay, direct=ports.direct)
         self._replay = Replay(tuple(state.output_token_ids) if replay else ())
+        #: vLLM's prefix cache has all that this worker's own earlier call has computed.
+        self._counts_cached = len(state.output_token_ids) == state.request.resumed_tokens
         self._first = True
         self._engine_done = False
         self._ended: FinishReason | None = None
         self._error: RequestError | None = None
+
+    @property
+    def end(self) -> tuple[FinishReason, RequestError | None] | None:
+        """Why the output has ended; None of one that goes on."""
+        return None if self._ended is None else (self._ended, self._error)
+
+    async def first(self) -> JsonObject | None:
+        """The first token alone, and where vLLM keeps the prompt's KV meanwhile; None where it does not.
+
+        What follows is another attempt's, and of its prefix cache. EngineError.
+        """
+        sampling = {**self._call.sampling_params, "max_tokens": 1}
+        sampling["min_tokens"] = min(1, sampling["min_tokens"])
+        answer = await self._ports.client.whole(
+            replace(self._call, sampling_params=sampling, kv_transfer_params=KEEP)
+        )
+        for choice in answer.choices:
+            if choice.finish_reason == "length":
+                choice.finish_reason = None
+        self._take(answer)
+        return answer.kv_transfer_params
 
     async def run(self) -> tuple[FinishReason, RequestError | None]:
         """Why the output has ended. EngineError where the call failed before, Diverged for another replay."""
@@ -106,7 +131,8 @@ class Attempt:
     def _take(self, chunk: StreamChunk) -> None:
         self._ports.progress()
         check_tokens(chunk, self._ports.vocab_size)
-        self._state.num_cached_tokens = max(self._state.num_cached_tokens, chunk.cached_tokens)
+        if self._counts_cached:
+            self._state.num_cached_tokens = max(self._state.num_cached_tokens, chunk.cached_tokens)
         for choice in chunk.choices:
             self._take_choice(choice)
 

@@ -30,8 +30,8 @@ _NATIVE = {
     "preemption": "vLLM computes again",
     "max_num_batched_tokens": "give vLLM's --max-num-batched-tokens",
     "block_size": "give vLLM's --block-size",
-    "share_prefixes": "give vLLM's --kv-transfer-config",
-    "kv_store": "give vLLM's --kv-transfer-config",
+    "share_prefixes": "give --kv-connector, or vLLM's --kv-transfer-config",
+    "kv_store": "give --kv-connector, or vLLM's --kv-transfer-config",
 }
 #: Flags that a vLLM of the worker's own is started with; one at --engine-url has its own.
 _SERVERS = {
@@ -55,6 +55,15 @@ def check_engine(config: PDConfig) -> None:
             raise ConfigError(
                 f"{_option(name)} is for --engine native: {remedy}, and leave {_option(name)} out here"
             )
+
+
+def check_native(config: PDConfig) -> None:
+    """ConfigError, naming flag and remedy, for what the native engine has otherwise."""
+    if config.kv_connector != "none":
+        raise ConfigError(
+            f"--kv-connector {config.kv_connector} is for --engine vllm: the native engine's KV goes through "
+            "the store; leave --kv-connector out"
+        )
 
 
 def native_flag(config: PDConfig) -> str:

@@ -23,6 +23,7 @@ from triptych.pd_worker.vllm.calls import DirectItems, Embeddings, check_request
 from triptych.pd_worker.vllm.health import EngineHealth
 from triptych.pd_worker.vllm.http.client import EngineInfo, VLLMClient
 from triptych.pd_worker.vllm.http.replies import EngineError
+from triptych.pd_worker.vllm.kv_transfer import KVTransfer
 from triptych.pd_worker.vllm.places import BatchPlaces, EmbeddingMemory
 from triptych.pd_worker.vllm.pooled import PooledCalls
 from triptych.pd_worker.vllm.run import PrefillShares, RequestRun, RunPorts
@@ -136,6 +137,7 @@ class VLLMEngine:
         model_class: VLLMClass,
         on_lost: Callable[[], None],
         direct: DirectItems | None = None,
+        transfer: KVTransfer | None = None,
     ) -> None:
         self.max_model_len = max_model_len
         self._class = model_class
@@ -163,6 +165,7 @@ class VLLMEngine:
             metrics.looked_up,
             pooled,
             self._turns,
+            transfer,
         )
         self._runs: dict[RequestKey, RequestRun] = {}
         self._tasks: dict[RequestKey, asyncio.Task[None]] = {}

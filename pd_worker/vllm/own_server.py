@@ -8,10 +8,11 @@ import json
 import logging
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -90,9 +91,24 @@ def server_args(
     if config.kv_memory:
         # vLLM's is of one rank.
         args += ["--kv-cache-memory-bytes", str(config.kv_memory // config.tensor_parallel)]
+    if config.kv_connector == "nixl":
+        args += ["--kv-transfer-config", json.dumps(_kv_transfer(config))]
     if not config.prefix_caching:
         args += ["--no-enable-prefix-caching"]
     return args
+
+
+def _kv_transfer(config: PDConfig) -> JsonObject:
+    transfer: JsonObject = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+    return {**transfer, "kv_buffer_device": "cpu"} if config.device == "cpu" else transfer
+
+
+def connector_environment(config: PDConfig) -> dict[str, str]:
+    """Where other servers ask the KV connector of this one; empty without one."""
+    if config.kv_connector == "none":
+        return {}
+    host = (config.advertise.rpartition(":")[0] or config.host).strip("[]")
+    return {"VLLM_NIXL_SIDE_CHANNEL_HOST": host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(_free_port())}
 
 
 @asynccontextmanager
@@ -109,7 +125,7 @@ async def own_server(
         token_file = _secret_file(Path(folder) / "token", token) if token else ""
         port = _free_port()
         args = server_args(config, port, store_file, _total_memory(config.device), token_file)
-        server = OwnServer([program, *args], port, EngineGpus(config))
+        server = OwnServer([program, *args], port, EngineGpus(config), connector_environment(config))
         running = asyncio.create_task(server.run(stop), name="vLLM server")
         try:
             yield replace(config, engine_url=f"http://127.0.0.1:{port}")
@@ -127,11 +143,21 @@ def _secret_file(path: Path, text: str) -> str:
     return str(path)
 
 
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
 class OwnServer:
     """The process, started again when it ends after it has served. Until it listens it claims its `gpus`."""
 
-    def __init__(self, command: Sequence[str], port: int, gpus: EngineGpus) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        port: int,
+        gpus: EngineGpus,
+        variables: Mapping[str, str] = _NONE,
+    ) -> None:
         self._command = list(command)
+        self._variables = variables
         self._port = port
         self._gpus = gpus
         #: Whether it has ever listened.
@@ -171,7 +197,7 @@ class OwnServer:
         # A session of its own: Ctrl-C in the terminal reaches this worker, which drains before it ends vLLM.
         return await asyncio.create_subprocess_exec(
             *command,
-            env=environment | self._gpus.environment,
+            env={**environment, **self._gpus.environment, **self._variables},
             stdin=asyncio.subprocess.DEVNULL,
             start_new_session=True,
         )

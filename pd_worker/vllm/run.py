@@ -20,6 +20,7 @@ from triptych.pd_worker.core.tenant_turns import TenantTurns
 from triptych.pd_worker.vllm.attempt import Attempt, Diverged, StreamPorts
 from triptych.pd_worker.vllm.calls import Embeddings, output_format, replays
 from triptych.pd_worker.vllm.http.replies import EngineBusy, EngineError, EngineLost, EngineRejected
+from triptych.pd_worker.vllm.kv_transfer import KVTransfer
 from triptych.pd_worker.vllm.places import BatchPlace, BatchPlaces, EmbeddingMemory
 from triptych.pd_worker.vllm.pooled import PooledCalls
 
@@ -108,6 +109,8 @@ class RunPorts:
     looked_up: Callable[[int, int], None]
     pooled: PooledCalls
     turns: TenantTurns
+    #: By which KV moves between this worker's vLLM and others; None where it does not.
+    transfer: KVTransfer | None = None
 
 
 class RequestRun:
@@ -253,11 +256,19 @@ class RequestRun:
         if self._body is not None:
             return await self._pool(self._body)
         again = replays(request.sampling, state.output_token_ids, output_format(request))
-        attempt = Attempt(
-            state, self._ports.stream, self._on_first_token, replay=again and not self._retries.no_replay
-        )
+        replay = again and not self._retries.no_replay
+        ports, transfer = self._ports.stream, self._ports.transfer
         with self._at_work():
-            return await attempt.run()
+            if transfer is not None:
+                await transfer.read(request, ports.direct)
+                if transfer.keeps(request):
+                    request.may_hand_over = False  # tried once: it may be what vLLM fails on
+                    first = Attempt(state, ports, self._on_first_token, replay=False)
+                    kept = await first.first()
+                    if first.end is not None:
+                        return first.end
+                    transfer.kept(request, kept)
+            return await Attempt(state, ports, self._on_first_token, replay=replay).run()
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:

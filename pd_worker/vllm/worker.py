@@ -23,12 +23,14 @@ from triptych.base.types import WorkerInfo
 from triptych.base.vllm_classes import class_of
 from triptych.ec_connector.base import DirectTransfer
 from triptych.models.registry import family_of, resolve_dtype
+from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.events.attempt_trace import PDTraces
 from triptych.pd_worker.frontend.grammar import compiler_of
 from triptych.pd_worker.vllm.calls import DirectItems, Embeddings, EngineFormats, ItemStore
 from triptych.pd_worker.vllm.connection import EngineConnection
 from triptych.pd_worker.vllm.engine import EngineMetrics, VLLMEngine, batch_places
 from triptych.pd_worker.vllm.http.replies import EngineError
+from triptych.pd_worker.vllm.kv_transfer import KVTransfer
 from triptych.pd_worker.vllm.pooled import PooledCalls
 from triptych.pd_worker.worker import PDModel, PDWorker, load_report
 from triptych.protos import pd_pb2
@@ -94,8 +96,12 @@ class VLLMWorker(PDWorker):
         places = batch_places(config, connection.info)
         said = "" if connection.info.max_num_seqs else ", since it does not say how many it computes at once"
         logger.info("vLLM has up to %d requests of this worker at once%s", places, said)
-        if config.role == PREFILL:
-            logger.warning("vLLM's KV does not move: decode workers compute the prompts of this one again")
+        moves = config.kv_connector == "nixl"
+        if config.role == PREFILL and not moves:
+            logger.warning(
+                "vLLM's KV does not move: decode workers compute the prompts of this one again; "
+                "--kv-connector nixl has it moved"
+            )
         super().__init__(replace(config, max_num_seqs=places), model, incarnation)
         # A connector that has proved that it knows the token reads where this worker says.
         self.direct = None if tickets is None else DirectTransfer.of(config)
@@ -104,6 +110,15 @@ class VLLMWorker(PDWorker):
             direct = DirectItems(tickets, self.direct.sources)
         self._health = connection.health
         self._metrics = metrics
+        transfer = None
+        if moves:
+            self.streams.offers_at_first_token = False
+            transfer = KVTransfer(
+                connection.client,
+                self._offer if config.role == PREFILL else None,
+                lambda result: metrics.kv_transfers.labels(model.name, result).inc(),
+                lambda: connection.health.kv_usage,
+            )
         self.engine = VLLMEngine(
             config,
             connection.client,
@@ -117,6 +132,7 @@ class VLLMWorker(PDWorker):
             model_class=class_of(family_of(Path(config.model)).architecture),
             on_lost=lambda: self.servicer.lose_engine(uuid.uuid4().hex),
             direct=direct,
+            transfer=transfer,
         )
         self._beat = EngineBeat("vLLM engine")
         metrics.busy.set_function(self._beat.busy.share)
@@ -129,6 +145,10 @@ class VLLMWorker(PDWorker):
             traces=None if tracer is None else PDTraces(tracer, Producers()),
         )
         self._watch: asyncio.Task[None] | None = None
+
+    def _offer(self, request: EngineRequest, params: bytes, seconds: float) -> None:
+        kv = pd_pb2.KVHandOff(params=params, seconds=seconds)
+        self.streams.offer(request.proxy_id, request.request_id, request.attempt, kv)
 
     def info(self, address: str, metrics_port: int) -> WorkerInfo:
         """The worker's registration."""

@@ -12,6 +12,8 @@ from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.registry.matching import BOTH, DECODE, PREFILL
 
 DEFAULT_SEQS = 64
+#: Output tokens that are still to come for which a hand-over is worth its while.
+FEWEST_LEFT = 8
 
 
 class PDChoice:
@@ -62,6 +64,13 @@ class PDChoice:
                 loads.append(load)
         return self._best(request, [load for load in loads if load.role == DECODE] or loads)
 
+    def may_hand_over(self, request: InFlightRequest, link: Link) -> bool:
+        """Whether the worker is a prefill worker, and another one may take the request over from it."""
+        workers = self._pool.well("pd")
+        if not any(each.role == PREFILL and each.info.address == link.address for each in workers):
+            return False
+        return worth_while(request) and any(load.role != PREFILL for load in self._able(request))
+
     def _best(self, request: InFlightRequest, loads: Sequence[PDLoad]) -> Link | None:
         address = choose_pd(loads, request.content.chain, self._affinity)
         return None if address is None else self._links[address]
@@ -99,3 +108,9 @@ class PDChoice:
                 said = (0, 0.0) if report is None else (report.running + report.waiting, report.kv_usage)
                 loads.append(PDLoad(info.address, link.in_flight, seqs, worker.role, *said))
         return loads
+
+
+def worth_while(request: InFlightRequest) -> bool:
+    """Whether so much of the output is still to come that another worker is to take the request over."""
+    most = request.call.sampling.max_tokens
+    return most is None or most - len(request.lifecycle.output_token_ids) >= FEWEST_LEFT

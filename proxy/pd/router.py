@@ -347,13 +347,15 @@ class PDRouter:
         if machine.attempt != order.attempt:
             return  # over before it began: nobody would ever cancel it at the worker
         self._cancel_stale(request, link)
-        keeps_items = KEEPS_ITEMS in self._capacity(link)
+        keeps = KEEPS_ITEMS in self._capacity(link)
         try:
             async with request.sending:
                 if machine.attempt != order.attempt:
                     return  # over while other choices were sent
-                timeout = max(request.deadline - self._clock(), 0.1)
-                message = submit_message(request, self._proxy_id, timeout, keeps_items=keeps_items)
+                seconds, may = request.seconds_left(self._clock()), self._choice.may_hand_over(request, link)
+                message = submit_message(
+                    request, self._proxy_id, seconds, keeps_items=keeps, may_hand_over=may
+                )
                 reply = await link.submit(message)
         except aio.AioRpcError as error:
             self._not_taken(request, order, link, error)

@@ -14,6 +14,7 @@ from triptych.base.log import log_fields
 from triptych.protos import pd_pb2
 from triptych.protos.convert import error_from_proto
 from triptych.proxy.events import Accepted, Refused, SuccessorSent, lost
+from triptych.proxy.pd.choice import worth_while
 from triptych.proxy.pd.wire import submit_message
 from triptych.proxy.ports import Link, RequestEvents
 from triptych.proxy.requests.instructions import HandOver, TakeOver
@@ -25,8 +26,6 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS = 0.1
 #: How long a request stays where it is after a decode worker has not taken it over.
 PAUSE_SECONDS = 0.5
-#: Output tokens that are still to come for which a hand-over is worth its while.
-FEWEST_LEFT = 8
 
 
 @dataclass(slots=True)
@@ -36,6 +35,19 @@ class _Offer:
     request: InFlightRequest
     attempt: int
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptKV:
+    """What a prefill worker's engine keeps of a request for one read, up to the moment `until`."""
+
+    hand_off: pd_pb2.KVHandOff
+    until: float
+
+    def left(self, now: float) -> pd_pb2.KVHandOff | None:
+        """The same for the time that is left; None where it is over."""
+        seconds = self.until - now
+        return pd_pb2.KVHandOff(params=self.hand_off.params, seconds=seconds) if seconds > 0 else None
 
 
 class Successors:
@@ -59,6 +71,7 @@ class Successors:
         self._spawn = spawn
         self._offers: dict[str, _Offer] = {}
         self._submits: dict[str, asyncio.Task[None]] = {}
+        self._kept: dict[str, _KeptKV] = {}
         #: Requests that are at two workers.
         self.twice: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -66,6 +79,8 @@ class Successors:
     def place(self, request: InFlightRequest, order: HandOver) -> None:
         """Submits the successor now, or as soon as a decode worker has room."""
         name, link = request.request_id, request.successor_link
+        if order.kv is not None:
+            self._kept[name] = _KeptKV(order.kv, self._clock() + order.kv.seconds)
         if order.behind and link is not None and link.attached:
             self._stop(name)
             self._send(request, order.attempt, link)
@@ -82,6 +97,7 @@ class Successors:
         request.link, request.successor_link = link, None
         self.twice.discard(name)
         self._submits.pop(name, None)  # its answer is waited for all the same
+        self._kept.pop(name, None)
         logger.info(
             "request %s goes on at PD worker %s%s",
             request.name,
@@ -98,6 +114,7 @@ class Successors:
     def drop(self, request: InFlightRequest) -> None:
         """Nobody takes the request over any more."""
         self._offers.pop(request.request_id, None)
+        self._kept.pop(request.request_id, None)
         self._leave(request)
 
     def close(self) -> None:
@@ -124,8 +141,9 @@ class Successors:
         now = self._clock()
         for name, offer in list(self._offers.items()):
             machine = offer.request.lifecycle
-            if machine.successor != offer.attempt or not _worth_while(offer.request):
+            if machine.successor != offer.attempt or not worth_while(offer.request):
                 del self._offers[name]
+                self._kept.pop(name, None)
                 continue
             if now < offer.at or machine.lacks_items or offer.request.output.paused:
                 continue
@@ -153,8 +171,12 @@ class Successors:
                 if machine.successor != attempt:
                     return  # over while other choices were sent
                 self._events.deliver(name, SuccessorSent(attempt))
-                timeout = max(request.deadline - self._clock(), 0.1)
-                message = submit_message(request, self._proxy_id, timeout, successor=attempt)
+                # Once: what was read may be another request's by now.
+                kept = self._kept.pop(name, None)
+                now = self._clock()
+                kv = None if kept is None else kept.left(now)
+                seconds = request.seconds_left(now)
+                message = submit_message(request, self._proxy_id, seconds, successor=attempt, kv=kv)
                 reply = await link.submit(message)
         except aio.AioRpcError as error:
             self._not_taken(request, link, error.code().name)
@@ -169,6 +191,8 @@ class Successors:
         if reply.status != pd_pb2.SubmitReply.STATUS_REFUSED:
             self._events.deliver(name, Accepted(attempt))
             return
+        if kept is not None:
+            self._kept[name] = kept  # a worker that refuses has read nothing
         refusal = error_from_proto(reply.error)
         self._not_taken(request, link, refusal.message)
         later = isinstance(refusal, Overloaded | Unavailable) or machine.attempt == attempt
@@ -182,8 +206,3 @@ class Successors:
             why,
             extra=request.log_extra | log_fields(worker=link.address),
         )
-
-
-def _worth_while(request: InFlightRequest) -> bool:
-    most = request.call.sampling.max_tokens
-    return most is None or most - len(request.lifecycle.output_token_ids) >= FEWEST_LEFT

@@ -52,10 +52,13 @@ def submit_message(
     *,
     keeps_items: bool = True,
     successor: int | None = None,
+    kv: pd_pb2.KVHandOff | None = None,
+    may_hand_over: bool = False,
 ) -> pd_pb2.SubmitRequest:
     """Submit's message for the request's attempt; the worker gives it up after `timeout` seconds.
 
-    `successor`: that attempt instead, which is to take over.
+    `successor`: that attempt instead, which is to take over; with the `kv` that is kept for it, if any.
+    `may_hand_over`: another worker may take this one over.
 
     One that does not know of items that nobody encodes (`keeps_items` False) searches the store for them, and
     reports them missing then.
@@ -76,6 +79,7 @@ def submit_message(
         encoder_prompt=encoder_prompt_to_proto(call.encoder) if call.encoder else None,
         transcription=transcription_to_proto(call.transcription),
         pooling=None if call.pooling is None else pooling_to_proto(call.pooling),
+        may_hand_over=may_hand_over,
     )
     if call.prompt is not None:
         message.prompt.CopyFrom(prompt_to_proto(call.prompt, unmodified=call.prompt_unmodified))
@@ -90,6 +94,8 @@ def submit_message(
     if (resume := machine.resume) is not None:
         message.resume.CopyFrom(resume)
         message.resume.planned = successor is not None
+        if kv is not None:
+            message.resume.kv.CopyFrom(kv)
     return message
 
 

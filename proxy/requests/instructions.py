@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from triptych.base.errors import RequestError
+from triptych.protos.pd_pb2 import KVHandOff
 from triptych.proxy.call.chat import Output
 from triptych.proxy.events import WorkerEvent
 
@@ -40,10 +41,12 @@ class Submit:
 @dataclass(frozen=True, slots=True)
 class HandOver:
     """Submit the request to a decode worker as its next attempt, while the present one goes on. `behind`: it
-    has begun there, too far behind what has come meanwhile, and begins again."""
+    has begun there, too far behind what has come meanwhile, and begins again. `kv`: what the present one has
+    just left for it, if that is more than what is found by content."""
 
     attempt: int
     behind: bool = False
+    kv: KVHandOff | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,7 +231,8 @@ class Lifecycle:
             case "lost":
                 return self._worker_lost()
             case "tokens" if event.tokens.offered and self.phase is Phase.RUN:
-                return self._successor.offered()
+                kept = event.tokens.kv if event.tokens.HasField("kv") else None
+                return self._successor.offered(kept)
         return ()
 
     def _hand_over(self, event: SuccessorSent | SuccessorBegun) -> Sequence[Instruction]:

@@ -59,6 +59,10 @@ class InFlightRequest:
     #: Taken while it is handed to a worker. Choices of one call share it where each message would be large.
     sending: AbstractAsyncContextManager[object] = field(default_factory=nullcontext)
 
+    def seconds_left(self, now: float) -> float:
+        """Until its deadline; a moment where that has passed."""
+        return max(self.deadline - now, 0.1)
+
     @property
     def name(self) -> str:
         """For logs: the client's label, and the id that worker logs have too."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from triptych.protos.pd_pb2 import KVHandOff
 from triptych.proxy.events import Accepted, AttemptEvent, Refused, told
 from triptych.proxy.requests.instructions import HandOver, HandOverInstruction, KeepAttempt
 
@@ -60,12 +61,12 @@ class Successor:
         self._drawn += 1
         return self._drawn
 
-    def offered(self) -> Sequence[HandOverInstruction]:
-        """The prefill worker offers the request."""
+    def offered(self, kv: KVHandOff | None = None) -> Sequence[HandOverInstruction]:
+        """The prefill worker offers the request, and may keep its `kv` for the next worker."""
         if self.attempt is not None:
             return ()
         self._tries = 0
-        return self._next_try()
+        return self._next_try(kv=kv)
 
     def sent(self, position: int, chars: int) -> None:
         """Its worker is sent so many tokens of the output and characters of its text."""
@@ -90,13 +91,15 @@ class Successor:
     def clear(self) -> None:
         self.attempt, self.repeated, self.taken = None, None, False
 
-    def _next_try(self, *, behind: bool = False) -> Sequence[HandOverInstruction]:
+    def _next_try(
+        self, *, behind: bool = False, kv: KVHandOff | None = None
+    ) -> Sequence[HandOverInstruction]:
         if self._tries == MOST_TRIES:
             return self._keep()
         self.clear()
         self._tries += 1
         self.attempt = self.draw()
-        return [HandOver(self.attempt, behind=behind)]
+        return [HandOver(self.attempt, behind=behind, kv=kv)]
 
     def _keep(self) -> Sequence[HandOverInstruction]:
         self.clear()

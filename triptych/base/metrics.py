@@ -169,6 +169,12 @@ class PDMetrics(_Metrics):
     )
     shared_kv_wait = _histogram("triptych_pd_shared_kv_wait_seconds", "a request's wait for KV blocks")
 
+    kv_transfers = _counter(
+        "triptych_pd_kv_transfers",
+        "prompts whose KV vLLM has kept for another worker (kept, not_kept, full), or read from one (read, "
+        "late, failed)",
+        "result",
+    )
     ec_load_seconds = _histogram("triptych_ec_load_seconds", "one load of an embedding")
     ec_load_bytes = _counter("triptych_ec_load_bytes", "bytes of loaded embeddings")
     ec_loads = _counter("triptych_ec_loads", "loads by path: shm, peer or store", "path")

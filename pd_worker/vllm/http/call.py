@@ -29,6 +29,8 @@ class EngineCall:
     #: The call's own id in vLLM, and the entries of items that are read at their encoder workers, by mm_hash.
     attempt: str = ""
     tickets: Mapping[str, JsonObject] = field(default_factory=dict)
+    #: What vLLM's KV connector is given.
+    kv_transfer_params: JsonObject | None = None
 
     @property
     def by_modality(self) -> dict[str, list[MMFeature]]:
@@ -110,6 +112,15 @@ def body_of(call: EngineCall) -> JsonObject:
         body["ec_transfer_params"] = call.ec_transfer_params
     if call.attempt:
         body["request_id"] = call.attempt
+    if call.kv_transfer_params is not None:
+        body["kv_transfer_params"] = call.kv_transfer_params
+    return body
+
+
+def whole_body_of(call: EngineCall) -> JsonObject:
+    """The body of a call that is answered in one piece: such answers alone say where KV is kept."""
+    body = {**body_of(call), "stream": False}
+    del body["stream_options"]
     return body
 
 

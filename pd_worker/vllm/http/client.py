@@ -14,7 +14,14 @@ import msgspec
 
 from triptych.base.source_tickets import SourceTickets
 from triptych.base.types import JsonObject
-from triptych.pd_worker.vllm.http.call import EngineCall, body_of, probe_body, question_body, too_many_body
+from triptych.pd_worker.vllm.http.call import (
+    EngineCall,
+    body_of,
+    probe_body,
+    question_body,
+    too_many_body,
+    whole_body_of,
+)
 from triptych.pd_worker.vllm.http.replies import (
     ConnectorAnswer,
     EngineError,
@@ -27,6 +34,7 @@ from triptych.pd_worker.vllm.http.replies import (
     ServerVersion,
     StreamChunk,
     StreamEvent,
+    WholeAnswer,
     decode,
     error_of_body,
     error_of_event,
@@ -177,6 +185,11 @@ class VLLMClient:
     async def pool(self, body: JsonObject) -> PooledAnswer:
         """What one prompt is pooled to. Cancelling this ends the request in vLLM, too."""
         return decode(await self._answer("POST", POOL, None, MAX_REPLY_BYTES, body), PooledAnswer)
+
+    async def whole(self, call: EngineCall, timeout: float | None = None) -> WholeAnswer:
+        """A call's answer in one piece. Cancelling this ends the request in vLLM, too."""
+        raw = await self._answer("POST", GENERATE, timeout, MAX_REPLY_BYTES, whole_body_of(call))
+        return decode(raw, WholeAnswer)
 
     @asynccontextmanager
     async def generate(self, call: EngineCall) -> AsyncIterator[AsyncIterator[StreamChunk]]:

@@ -115,6 +115,12 @@ class StreamChunk(msgspec.Struct):
         return (details and details.cached_tokens) or 0
 
 
+class WholeAnswer(StreamChunk):
+    """All tokens of a call, and where the KV of its prompt is kept for another server."""
+
+    kv_transfer_params: dict[str, object] | None = None
+
+
 class PooledData(msgspec.Struct):
     #: Float32 numbers, in base64.
     data: str

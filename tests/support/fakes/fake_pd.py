@@ -95,6 +95,8 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         self.can_pause = True
         #: Seconds between two tokens of a request.
         self.pace = 0.0
+        #: What its engine keeps of the prompts that it offers.
+        self.kv: pd_pb2.KVHandOff | None = None
         self.paused: list[str] = []
         self.resumed: list[str] = []
         self.attaches: list[pd_pb2.AttachRequest] = []
@@ -369,6 +371,8 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
             if sampling.HasField("logprobs"):
                 tokens.logprobs.append(fake_logprobs(index, text, sampling.logprobs))
             tokens.offered = self.role == "prefill" and index == len(submit.resume.output_token_ids)
+            if tokens.offered and self.kv is not None:
+                tokens.kv.CopyFrom(self.kv)
             self.emit(held, tokens=tokens)
             if self.repeat_frames:
                 self.emit(held, tokens=tokens)

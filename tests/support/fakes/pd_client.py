@@ -21,6 +21,7 @@ class Answer:
     text: str = ""
     admitted: pd_pb2.Admitted | None = None
     finished: pd_pb2.Finished | None = None
+    kept: pd_pb2.KVHandOff | None = None
     lost: bool = False
     loaded: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -67,6 +68,7 @@ class PDClient:
         attempt: int = 1,
         timeout: float = PATIENCE,
         resume: pd_pb2.Resume | None = None,
+        may_hand_over: bool = False,
         **sampling: Any,
     ) -> pd_pb2.SubmitRequest:
         messages = [{"role": "user", "content": text if isinstance(text, str) else list(text)}]
@@ -80,6 +82,7 @@ class PDClient:
             items=items,
             sampling=common_pb2.SamplingParams(**sampling),
             resume=resume,
+            may_hand_over=may_hand_over,
         )
 
     async def until(self, request_id: str, tokens: int | None = None) -> Answer:
@@ -129,6 +132,8 @@ class PDClient:
             case "tokens":
                 assert event.tokens.position == len(answer.token_ids), "a token twice, or one missing"
                 answer.token_ids.extend(event.tokens.token_ids)
+                if event.tokens.HasField("kv"):
+                    answer.kept = event.tokens.kv
                 answer.text += event.tokens.text
                 answer.logprobs.extend(event.tokens.logprobs)
             case "item_loaded":

@@ -131,6 +131,7 @@ CHOICES: Mapping[str, list[Values]] = {
     "pd.schemas": [{}, {"pd": {"schemas": "open"}}],
     "pd.linearKernel": [{}, {"pd": {"linearKernel": "onednn"}}],
     "pd.sharePrefixes": [{}, {"pd": {"sharePrefixes": "auto"}}],
+    "pd.kvConnector": [{}, {**VLLM, "pd": _ENGINE | {"vllm": _SERVER | {"kvConnector": "nixl"}}}],
     "pd.role": [{}, {"pdPools": [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]}],
     "pd.resources": [
         {},

@@ -105,6 +105,16 @@ def breaks(count: int, *after: bytes) -> Script:
     return script
 
 
+def whole(**fields: Any) -> Script:
+    """The whole answer of a healthy server in one piece, with further `fields`."""
+
+    async def script(call: Call) -> web.StreamResponse:
+        choice = {"index": 0, "token_ids": greedy(call.body, call.max_tokens), "finish_reason": "length"}
+        return web.json_response({"choices": [choice], **fields})
+
+    return script
+
+
 def hangs(count: int) -> Script:
     """`count` tokens, then nothing until the caller goes."""
 
@@ -186,7 +196,7 @@ class ScriptedServer:
         if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
             return web.json_response({"error": "Unauthorized"}, status=401)
         body = await request.json()
-        if not body.get("stream"):
+        if not body.get("stream") and "kv_transfer_params" not in body:
             self.probes += 1
             if self.probe_status == 0:
                 await asyncio.Event().wait()

@@ -79,7 +79,10 @@ class FrontDoor:
         *,
         encoders: int = 1,
         proxies: int = 1,
+        pd_words: Sequence[Sequence[str]] = (),
+        proxy_words: Sequence[str] = (),
     ) -> None:
+        """`pd_words` are further words of each PD worker."""
         self.store = store
         self.servers = list(servers)
         self._folder = folder
@@ -87,10 +90,10 @@ class FrontDoor:
         self._words = {
             **{f"encoder-{n}": ("encoder", *model, "--threads", "1") for n in range(encoders)},
             **{
-                f"pd-{n}": ("pd", *model, "--engine", "vllm", "--engine-url", server.url)
-                for n, server in enumerate(servers)
+                f"pd-{n}": ("pd", *model, "--engine", "vllm", "--engine-url", server.url, *more)
+                for n, (server, more) in enumerate(zip(servers, pd_words or [()] * len(servers), strict=True))
             },
-            **{f"proxy-{n}": _PROXY_WORDS for n in range(proxies)},
+            **{f"proxy-{n}": (*_PROXY_WORDS, *proxy_words) for n in range(proxies)},
         }
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 

@@ -28,7 +28,7 @@ _REPLY = 300.0
 class VllmServer:
     """One `vllm serve` of a checkpoint, named "model", with TriptychECConnector in the given role.
 
-    `limits` are the most items of each modality in a request.
+    `limits` are the most items of each modality in a request. `nixl`: its KV moves to other servers.
     """
 
     def __init__(
@@ -39,6 +39,8 @@ class VllmServer:
         extra: Mapping[str, object],
         words: Sequence[str] = (),
         limits: Mapping[str, int] = MappingProxyType({"image": 8, "video": 0}),
+        *,
+        nixl: bool = False,
     ) -> None:
         self.port = free_port()
         self.log = log
@@ -56,6 +58,11 @@ class VllmServer:
             *("--limit-mm-per-prompt", json.dumps(dict(limits))),
             *("--ec-transfer-config", json.dumps(transfer), *words),
         ]
+        self._variables: dict[str, str] = {}
+        if nixl:
+            connector = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+            self._command += ["--kv-transfer-config", json.dumps(connector)]
+            self._variables["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port())
         self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
@@ -75,7 +82,7 @@ class VllmServer:
     def start(self) -> None:
         """Starts the process and waits until it answers."""
         command, environment = supervised(self._command)
-        environment |= vllm_environment()
+        environment |= vllm_environment() | self._variables
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment

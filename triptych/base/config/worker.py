@@ -244,6 +244,13 @@ class PDConfig(WorkerConfig):
         "ever; what a role has no worker for goes to the others",
         choices=("both", "prefill", "decode"),
     )
+    kv_connector: str = flag(
+        "none",
+        "how the KV of a prompt gets from the vLLM of a prefill worker to that of a decode worker, with "
+        "--engine vllm: none, it is computed again; nixl, by vLLM's NixlConnector, which a vLLM of the "
+        "worker's own is started with",
+        choices=("none", "nixl"),
+    )
     prefix_caching: bool = flag(True, "reuse the KV blocks of equal prompt prefixes")
     share_prefixes: str = flag(
         "off",
@@ -328,7 +335,7 @@ class PDConfig(WorkerConfig):
 
 
 #: Of PD workers alone: replicas compute themselves.
-ENGINE_FLAGS = ("engine", "engine_url", "engine_key_file", "role")
+ENGINE_FLAGS = ("engine", "engine_url", "engine_key_file", "role", "kv_connector")
 #: How encoders and PD workers share cores, by flag; a replica's sides take turns instead.
 SHARING_FLAGS = ("core_page", "core_slot", "spare_cores", "step_interval", "keep_core")
 

@@ -105,10 +105,23 @@
     - --served-model-name
     - {{ . | quote }}
     {{- end }}
+    {{- if eq .spec.vllm.kvConnector "nixl" }}
+    - --kv-transfer-config
+    - '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
+    {{- end }}
     {{- range .spec.vllm.args }}
     - {{ . | quote }}
     {{- end }}
+  {{- if eq .spec.vllm.kvConnector "nixl" }}
+  ports:
+    - {name: kv, containerPort: 5600}
+  {{- end }}
   env:
+    {{- if eq .spec.vllm.kvConnector "nixl" }}
+    - name: VLLM_NIXL_SIDE_CHANNEL_HOST
+      valueFrom: {fieldRef: {fieldPath: status.podIP}}
+    - {name: VLLM_NIXL_SIDE_CHANNEL_PORT, value: "5600"}
+    {{- end }}
     # Libraries ask for the name of the user, which the image does not have.
     - {name: USER, value: triptych}
     - {name: HOME, value: /tmp}
@@ -194,4 +207,14 @@ from urllib.request import urlopen; urlopen("http://127.0.0.1:{{ include "tripty
       sourceLabels: [__name__]
       regex: vllm:(num_requests_(running|waiting)|(prompt|generation)_tokens|prefix_cache_(queries|hits)|request_success|time_to_first_token_seconds|inter_token_latency_seconds|(e2e_request_latency|request_(queue|prefill|decode)_time)_seconds)(_total|_created|_bucket|_sum|_count)?
 {{- end }}
+{{- end }}
+
+{{/* "yes" where the KV of prompts moves between the vLLM of any two PD pools. */}}
+{{- define "triptych.movesKV" -}}
+{{- $defaults := .root.Values.pd -}}
+{{- $found := "" -}}
+{{- range $pool := .root.Values.pdPools -}}
+{{- if eq (dig "kvConnector" $defaults.vllm.kvConnector (default dict $pool.vllm)) "nixl" }}{{ $found = "yes" }}{{ end -}}
+{{- end -}}
+{{- $found -}}
 {{- end }}

@@ -94,6 +94,10 @@ spec:
             - --role
             - {{ $p.role }}
             {{- end }}
+            {{- if and $vllm (ne $p.vllm.kvConnector "none") }}
+            - --kv-connector
+            - {{ $p.vllm.kvConnector }}
+            {{- end }}
             {{- if ne .component "pd" }}
             - --max-decode-seconds
             - {{ default .root.Values.encoder.maxDecodeSeconds $p.maxDecodeSeconds | quote }}

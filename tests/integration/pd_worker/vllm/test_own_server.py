@@ -165,6 +165,29 @@ def test_limits_of_items_are_those_of_the_door(checkpoint: Path, tmp_path: Path)
     assert words[words.index("--limit-mm-per-prompt") + 1] == limits
 
 
+async def test_its_kv_connector_listens_where_other_servers_reach_it(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "side-channel"
+    names = "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"
+    writes = f"open({str(file)!r}, 'w').write(' '.join(os.environ[name] for name in {names!r}))"
+    program = Program(tmp_path, f"{writes}; {LISTENS}")
+    config = config_of(checkpoint, kv_connector="nixl", advertise="10.0.0.7:50051")
+    async with own_server.own_server(config, str(program.path), asyncio.Event()):
+        await until(lambda: file.exists() and bool(file.read_text()), "its environment")
+    host, port = file.read_text().split()
+    assert host == "10.0.0.7" and 0 < int(port) < 65536
+    words = [str(word) for word in program.starts[0]]
+    transfer = json.loads(words[words.index("--kv-transfer-config") + 1])
+    assert transfer == {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+
+
+def test_without_a_connector_it_has_none(checkpoint: Path, tmp_path: Path) -> None:
+    config = config_of(checkpoint)
+    assert "--kv-transfer-config" not in server_args(config, 8123, str(tmp_path / "store"), 0)
+    assert own_server.connector_environment(config) == {}
+
+
 #: A worker's process: what its command line sets up, then a vLLM of its own that writes its environment.
 WORKER = """
 import asyncio, gc, os, sys

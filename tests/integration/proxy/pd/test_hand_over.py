@@ -13,7 +13,7 @@ from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.protos.common_pb2 import Error
 from triptych.protos.convert import logprobs_from_proto
-from triptych.protos.pd_pb2 import Tokens
+from triptych.protos.pd_pb2 import KVHandOff, SubmitRequest, Tokens
 from triptych.proxy.pd import successors
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -265,3 +265,76 @@ async def test_pictures_are_handed_over_and_encoded_once(roles: FakeCluster):
     assert answer.choices[0].message.content == whole_text(TOKENS)
     assert len(roles.jobs) == 1
     assert hand_overs(roles)["taken"] == 1
+
+
+def kept(cluster: FakeCluster, seconds: float = 20.0) -> tuple[FakePD, FakePD]:
+    """Both workers, of which the first one's engine keeps the KV of prompts."""
+    prefill, decode = both(cluster)
+    prefill.kv = KVHandOff(params=b"where", seconds=seconds)
+    return prefill, decode
+
+
+def with_kv(submits: list[SubmitRequest]) -> list[bool]:
+    return [submit.resume.HasField("kv") for submit in submits]
+
+
+async def test_what_an_engine_keeps_of_a_prompt_goes_to_the_decode_worker_once(roles: FakeCluster):
+    prefill, decode = kept(roles)
+    decode.admission.clear()
+    asked = ask(roles)
+    await until(lambda: roles.received > 10, "tokens meanwhile: the decode worker is behind them")
+    decode.admission.set()
+    assert await asked == whole_text(TOKENS)
+    first, *others = decode.submits
+    assert prefill.submits[0].may_hand_over and not first.may_hand_over
+    assert first.resume.kv.params == b"where" and 0 < first.resume.kv.seconds <= 20
+    assert others and not any(with_kv(others))
+
+
+async def test_a_decode_worker_that_refuses_has_read_nothing(roles: FakeCluster):
+    _, decode = kept(roles)
+    decode.refusals = [Error(code="rate_limit_exceeded", message="full", retry_after=1.0)]
+    assert await ask(roles) == whole_text(TOKENS)
+    assert with_kv(decode.submits)[:2] == [True, True]
+
+
+async def test_what_a_decode_worker_that_died_may_have_read_is_computed_by_the_next(store: EmbeddingStore):
+    cluster = FakeCluster(store, pd_workers=3)
+    prefill, *decoders = cluster.pd_workers
+    prefill.role, prefill.kv = "prefill", KVHandOff(params=b"where", seconds=20.0)
+    for worker in cluster.pd_workers:
+        worker.pace = PACE
+    for worker in decoders:
+        worker.role = "decode"
+        worker.admission.clear()
+    async with cluster:
+        asked = ask(cluster)
+        await until(lambda: any(worker.submits for worker in decoders), "the hand-over")
+        died, other = sorted(decoders, key=lambda worker: not worker.submits)
+        await died.kill()
+        other.admission.set()
+        assert await asked == whole_text(TOKENS)
+        assert all(with_kv(died.submits)) and other.submits and not any(with_kv(other.submits))
+        await cluster.at_rest()
+
+
+async def test_what_is_not_kept_any_more_is_computed(roles: FakeCluster):
+    _, decode = kept(roles, seconds=0.0)
+    assert await ask(roles) == whole_text(TOKENS)
+    assert not any(with_kv(decode.submits))
+
+
+async def test_nothing_is_to_be_kept_for_the_last_few_tokens(roles: FakeCluster):
+    prefill, _ = kept(roles)
+    assert await roles.stream(TEXT, max_tokens=4) == whole_text(4)
+    assert not prefill.submits[0].may_hand_over
+
+
+async def test_nothing_is_to_be_kept_where_nobody_could_take_it_over(store: EmbeddingStore):
+    cluster = FakeCluster(store, pd_workers=2)
+    for worker in cluster.pd_workers:
+        worker.role = "prefill"
+    async with cluster:
+        assert await cluster.stream(TEXT, max_tokens=TOKENS) == whole_text(TOKENS)
+        assert not any(submit.may_hand_over for worker in cluster.pd_workers for submit in worker.submits)
+        await cluster.at_rest()

@@ -228,3 +228,29 @@ def test_vllms_own_metrics_are_scraped_without_those_that_the_worker_counts(bloc
 def test_native_pools_have_no_page_of_an_engine():
     (monitor,) = of_kind(render({"podMonitor": {"enabled": True}}), "PodMonitor")
     assert [end["path"] for end in monitor["spec"]["podMetricsEndpoints"]] == ["/metrics"]
+
+
+NIXL = {
+    "pd": {"vllm": EXAMPLE["pd"]["vllm"] | {"kvConnector": "nixl"}},
+    "pdPools": [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}],
+}
+
+
+def test_servers_of_prefill_and_decode_pools_reach_each_other_by_nixl_and_nobody_else_does() -> None:
+    rendered = render(merged(EXAMPLE, **NIXL))
+    for manifest in (one for one in workloads(rendered) if component(one) == "pd"):
+        server, words = named(manifest, "vllm"), main_container(manifest)["args"]
+        transfer = json.loads(server["args"][server["args"].index("--kv-transfer-config") + 1])
+        assert transfer == {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+        (host,) = [one for one in server["env"] if one["name"] == "VLLM_NIXL_SIDE_CHANNEL_HOST"]
+        assert host["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+        assert words[words.index("--kv-connector") + 1] == "nixl"
+    (policy,) = [one for one in of_kind(rendered, "NetworkPolicy") if component(one) == "pd"]
+    pods = policy["spec"]["podSelector"]
+    assert {"from": [{"podSelector": pods}]} in policy["spec"]["ingress"]
+    assert {"to": [{"podSelector": pods}]} in policy["spec"]["egress"]
+
+
+def test_without_a_connector_no_port_of_pd_workers_is_open_to_each_other() -> None:
+    (policy,) = [one for one in of_kind(render(EXAMPLE), "NetworkPolicy") if component(one) == "pd"]
+    assert all(rule.get("ports") for way in ("ingress", "egress") for rule in policy["spec"][way])

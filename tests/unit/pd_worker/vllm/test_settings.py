@@ -20,7 +20,13 @@ from triptych.pd_worker.core.tenant_turns import TenantTurns
 from triptych.pd_worker.frontend.grammar import GrammarCompiler
 from triptych.pd_worker.vllm.attempt import Diverged, Replay
 from triptych.pd_worker.vllm.calls import EngineFormats, check_sampling, engine_seed, replays, sampling_params
-from triptych.pd_worker.vllm.connection import EngineChoice, check_engine, choose_engine, read_key
+from triptych.pd_worker.vllm.connection import (
+    EngineChoice,
+    check_engine,
+    check_native,
+    choose_engine,
+    read_key,
+)
 from triptych.pd_worker.vllm.places import BatchPlaces, EmbeddingMemory
 from triptych.pd_worker.vllm.run import MAX_FAILURES, PrefillShares, Retries
 
@@ -51,6 +57,12 @@ def test_a_mistake_names_the_flag_and_the_remedy(given, message):
     with pytest.raises(ConfigError, match=message) as error:
         check_engine(replace(GOOD, **given))
     assert "secret" not in str(error.value)
+
+
+def test_the_native_engine_takes_no_connector_of_vllm():
+    check_native(replace(GOOD, kv_connector="none"))
+    with pytest.raises(ConfigError, match="--kv-connector nixl is for --engine vllm"):
+        check_native(replace(GOOD, kv_connector="nixl"))
 
 
 def test_the_key_is_the_files_without_its_line_end(tmp_path):

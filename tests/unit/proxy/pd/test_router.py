@@ -64,6 +64,7 @@ def make_request(attempt: int) -> Any:
         refused_by=set(),
         min_tokens=0,
         deadline=10.0,
+        seconds_left=lambda now: 30.0,
         log_extra={},
         sending=nullcontext(),
     )

@@ -1,0 +1,97 @@
+"""KV of prompts that one vLLM keeps and another one reads, by the NixlConnector in both."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+
+from triptych.base.types import JsonObject
+from triptych.pd_worker.core.request import EngineRequest, KeptKV
+from triptych.pd_worker.vllm.calls import DirectItems, call_of, output_format, replays
+from triptych.pd_worker.vllm.http.client import VLLMClient
+from triptych.pd_worker.vllm.http.replies import EngineError
+
+logger = logging.getLogger(__name__)
+
+#: vLLM keeps blocks for 30 s unless it is told otherwise; the rest is for messages on their way. Blocks that
+#: are read later may be another request's.
+KEPT_SECONDS = 20.0
+#: After so long the prompt is computed.
+READ_SECONDS = 10.0
+#: Above this share of vLLM's KV cache in use nothing more is kept in it: new prompts need the room.
+MOST_USED = 0.7
+
+#: One step: what it puts out is not looked at.
+_READ: JsonObject = {"max_tokens": 1, "temperature": 0.0, "detokenize": False, "ignore_eos": True}
+
+#: Offers a request to a decode worker, for which its KV is kept where the bytes say.
+Offer = Callable[[EngineRequest, bytes, float], None]
+
+
+class KVTransfer:
+    """What is kept of one worker's requests, and what they read. `count` hears how each has come out.
+
+    A read fills vLLM's prefix cache and nothing else: one that fails is computed.
+    """
+
+    def __init__(
+        self,
+        client: VLLMClient,
+        offer: Offer | None,
+        count: Callable[[str], None],
+        kv_usage: Callable[[], float],
+    ) -> None:
+        """`offer` of a prefill worker alone; `kv_usage` is the share of vLLM's KV cache in use."""
+        self._client = client
+        self._offer = offer
+        self._kv_usage = kv_usage
+        self._count = count
+        self._warned = False
+
+    def keeps(self, request: EngineRequest) -> bool:
+        """Whether the request's KV is to be kept: it is new, and could go on anywhere from any token."""
+        if self._offer is None or not request.may_hand_over or request.output_token_ids:
+            return False
+        if self._kv_usage() > MOST_USED:
+            self._count("full")
+            return False
+        return not replays(request.sampling, (0,), output_format(request))
+
+    def kept(self, request: EngineRequest, params: JsonObject | None) -> None:
+        """The prompt is computed, and its KV kept where `params` say; None: vLLM keeps nothing."""
+        if not params:
+            self._count("not_kept")
+            if not self._warned:
+                self._warned = True
+                logger.warning(
+                    "vLLM keeps no KV for decode workers: start it with --kv-transfer-config "
+                    '\'{"kv_connector": "NixlConnector", "kv_role": "kv_both"}\', or leave out --kv-connector'
+                )
+            return
+        assert self._offer is not None
+        self._count("kept")
+        self._offer(request, msgspec.json.encode(params), KEPT_SECONDS)
+
+    async def read(self, request: EngineRequest, direct: DirectItems | None) -> None:
+        """Has vLLM read the KV that is kept for the request, if any is; at most once."""
+        kept, request.kv = request.kv, None
+        if kept is None:
+            return
+        self._count(await self._read(request, kept, direct))
+
+    async def _read(self, request: EngineRequest, kept: KeptKV, direct: DirectItems | None) -> str:
+        if not time.monotonic() < kept.until:
+            return "late"
+        try:
+            params = msgspec.json.decode(kept.params, type=dict[str, object])
+            call = call_of(request, replay=True, direct=direct)
+            call = replace(call, sampling_params=_READ, kv_transfer_params=params)
+            await self._client.whole(call, min(READ_SECONDS, kept.until - time.monotonic()))
+        except (EngineError, msgspec.MsgspecError) as failure:
+            logger.info("request %s: its KV was not read: %s", request.name, failure, extra=request.log_extra)
+            return "failed"
+        return "read"
