@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import msgspec
 
+from triptych.base.request import MAX_KV_PARAMS
 from triptych.base.types import JsonObject
 from triptych.pd_worker.core.request import EngineRequest, KeptKV
 from triptych.pd_worker.vllm.calls import DirectItems, call_of, output_format, replays
@@ -73,8 +74,11 @@ class KVTransfer:
                 )
             return
         assert self._offer is not None
+        if len(words := msgspec.json.encode(params)) > MAX_KV_PARAMS:
+            self._count("not_kept")
+            return
         self._count("kept")
-        self._offer(request, msgspec.json.encode(params), KEPT_SECONDS)
+        self._offer(request, words, KEPT_SECONDS)
 
     async def read(self, request: EngineRequest, direct: DirectItems | None) -> None:
         """Has vLLM read the KV that is kept for the request, if any is; at most once."""

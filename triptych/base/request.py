@@ -59,6 +59,9 @@ MAX_BAD_WORD_CHARS = 256
 MAX_BIASES = 1024
 MAX_TOKEN_ID = (1 << 32) - 1
 
+#: Bytes of what an engine says of a prompt's KV that it keeps: the numbers of its blocks.
+MAX_KV_PARAMS = 256 << 10
+
 LogitBias = Annotated[float, Meta(ge=-100, le=100)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]

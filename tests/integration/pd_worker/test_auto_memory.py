@@ -115,6 +115,13 @@ def test_the_encoder_cache_counts_embeddings_and_no_timestamps(video: Video) -> 
     assert item.length * video.encoder.width * 4 > 12 * used, "what all tokens of the placeholder would take"
 
 
+def test_a_checkpoint_without_a_processor_has_room_for_an_embedding_at_each_token(video: Video) -> None:
+    nowhere = video.path / "no processor here"
+    assert max_embeddings({}, video.decoder, nowhere, 1024) == 1024
+    with pytest.raises(ConfigError):
+        max_embeddings(parse_item_limits(_LIMIT), video.decoder, nowhere, 1024)
+
+
 def test_the_profile_counts_the_embeddings_of_the_largest_items(video: Video) -> None:
     limits = parse_item_limits(_LIMIT)
     assert max_embeddings(limits, video.decoder, video.path, 1024) == 12

@@ -89,7 +89,7 @@ OTHERS = {
 #: What encoders say of items, and workers said of an earlier attempt: its entries are a prompt's tokens.
 OF_WORKERS = {
     "items": ("plan", "source"),
-    "resume": ("prompt_token_ids", "placements", "output_token_ids"),
+    "resume": ("prompt_token_ids", "placements", "output_token_ids", "kv"),
 }
 
 
