@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from support.stores.server import StoreServer
 from support.vllm_engine.front_door import namespace_of
-from support.vllm_engine.server import VllmServer
+from support.vllm_engine.server import LIMITS, VllmServer
 
 #: What a PD worker needs of a server.
 WORDS = ("--enable-scale-out", "--enable-prompt-tokens-details")
@@ -22,13 +23,18 @@ class Engines:
 
     @classmethod
     def of(
-        cls, checkpoint: Path, folder: Path, count: int, role: str = "ec_consumer", **options: dict[str, int]
+        cls,
+        checkpoint: Path,
+        folder: Path,
+        count: int,
+        role: str = "ec_consumer",
+        limits: Mapping[str, int] = LIMITS,
     ) -> Engines:
         """Not started yet."""
         store = StoreServer(folder / "store")
         extra = {"store": store.url, "namespace": namespace_of(checkpoint), "wait_seconds": 2}
         logs = [folder / f"vllm-{number}.log" for number in range(count)]
-        return cls(store, [VllmServer(checkpoint, log, role, extra, WORDS, **options) for log in logs])
+        return cls(store, [VllmServer(checkpoint, log, role, extra, WORDS, limits) for log in logs])
 
     def start(self) -> None:
         """Starts the store and one server after the other."""

@@ -23,6 +23,8 @@ HOME = Path(os.environ.get("TRIPTYCH_VLLM_HOME", ROOT / ".tools" / "vllm"))
 #: Seconds until a server answers; most of them are imports in three processes.
 _START = 400.0
 _REPLY = 300.0
+#: The most items of each modality in a request.
+LIMITS = MappingProxyType({"image": 8, "video": 0})
 
 
 class VllmServer:
@@ -38,7 +40,7 @@ class VllmServer:
         role: str,
         extra: Mapping[str, object],
         words: Sequence[str] = (),
-        limits: Mapping[str, int] = MappingProxyType({"image": 8, "video": 0}),
+        limits: Mapping[str, int] = LIMITS,
         *,
         nixl: bool = False,
     ) -> None:
