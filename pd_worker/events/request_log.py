@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import time
 from array import array
 from collections import Counter
 
@@ -10,6 +11,7 @@ from triptych.base.delta import Delta
 from triptych.base.errors import RequestError
 from triptych.base.log import log_fields
 from triptych.base.types import FinishReason
+from triptych.pd_worker.core.request import KeptKV
 from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.events.attempt_trace import AttemptTrace
 from triptych.pd_worker.events.token_texts import TokenTexts, logprobs_to_proto
@@ -68,7 +70,7 @@ class RequestLog:
         #: A decode worker may take the request over: the next tokens say so.
         self.offered = self._sent_offer = False
         #: What is kept for that worker, where it does not find it by content.
-        self.kv: pd_pb2.KVHandOff | None = None
+        self.kv: KeptKV | None = None
 
     @property
     def log_extra(self) -> dict[str, object]:
@@ -114,6 +116,13 @@ class RequestLog:
                 self._count_off()
                 if (trace := self._end_trace()) is not None:
                     trace.finished(event.finished)
+
+    def _take_kv(self) -> pd_pb2.KVHandOff | None:
+        """What is kept, for the time that is left of it: once, whoever hears of the offer again."""
+        kept, self.kv = self.kv, None
+        if kept is None or (left := kept.until - time.monotonic()) <= 0:
+            return None
+        return pd_pb2.KVHandOff(params=kept.params, seconds=left)
 
     @property
     def _offers(self) -> bool:
@@ -239,7 +248,7 @@ class RequestLog:
             text="".join(self._texts[first:last]),
             logprobs=self._logprobs[ids],
             offered=offered,
-            kv=self.kv if offered else None,
+            kv=self._take_kv() if offered else None,
         )
 
     def _set_item(self, mm_hash: str, event: pd_pb2.RequestEvent) -> None:

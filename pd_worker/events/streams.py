@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from triptych.base.errors import InternalError
+from triptych.pd_worker.core.request import KeptKV
 from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.events.attempt_trace import AttemptTrace
 from triptych.pd_worker.events.request_log import RequestLog
@@ -235,7 +236,7 @@ class EventStreams:
             if proxy.stream is not None:
                 proxy.stream.add(log)
 
-    def offer(self, proxy_id: str, request_id: str, attempt: int, kv: pd_pb2.KVHandOff | None = None) -> None:
+    def offer(self, proxy_id: str, request_id: str, attempt: int, kv: KeptKV | None = None) -> None:
         """A decode worker may take the request over, as its next tokens say: with the `kv` that is kept for
         it, else with what it finds by content. See `call_offer`."""
         proxy = self._proxies.get(proxy_id)

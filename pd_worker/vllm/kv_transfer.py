@@ -18,19 +18,26 @@ from triptych.pd_worker.vllm.http.replies import EngineError
 
 logger = logging.getLogger(__name__)
 
-#: vLLM keeps blocks for 30 s unless it is told otherwise; the rest is for messages on their way. Blocks that
-#: are read later may be another request's.
-KEPT_SECONDS = 20.0
+#: How long vLLM keeps the blocks of a prompt, and how long they are offered: what is read later may be
+#: another request's, and messages may be on their way for long.
+LEASE_SECONDS, KEPT_SECONDS = 60, 20.0
+#: vLLM's --kv-transfer-config.
+TRANSFER_CONFIG: JsonObject = {
+    "kv_connector": "NixlConnector",
+    "kv_role": "kv_both",
+    "kv_connector_extra_config": {"kv_lease_duration": LEASE_SECONDS},
+}
 #: After so long the prompt is computed.
 READ_SECONDS = 10.0
-#: Above this share of vLLM's KV cache in use nothing more is kept in it: new prompts need the room.
-MOST_USED = 0.7
+#: Above this share of vLLM's KV cache in use nothing more is kept in it: others' prompts need the room, and
+#: what nobody reads stays for its lease.
+MOST_USED = 0.5
 
 #: One step: what it puts out is not looked at.
 _READ: JsonObject = {"max_tokens": 1, "temperature": 0.0, "detokenize": False, "ignore_eos": True}
 
-#: Offers a request to a decode worker, for which its KV is kept where the bytes say.
-Offer = Callable[[EngineRequest, bytes, float], None]
+#: Offers a request to a decode worker, for which its KV is kept.
+Offer = Callable[[EngineRequest, KeptKV], None]
 
 
 class KVTransfer:
@@ -69,8 +76,9 @@ class KVTransfer:
             if not self._warned:
                 self._warned = True
                 logger.warning(
-                    "vLLM keeps no KV for decode workers: start it with --kv-transfer-config "
-                    '\'{"kv_connector": "NixlConnector", "kv_role": "kv_both"}\', or leave out --kv-connector'
+                    "vLLM keeps no KV for decode workers: start it with --kv-transfer-config '%s', or leave "
+                    "out --kv-connector",
+                    msgspec.json.encode(TRANSFER_CONFIG).decode(),
                 )
             return
         assert self._offer is not None
@@ -78,7 +86,7 @@ class KVTransfer:
             self._count("not_kept")
             return
         self._count("kept")
-        self._offer(request, words, KEPT_SECONDS)
+        self._offer(request, KeptKV(words, time.monotonic() + KEPT_SECONDS))
 
     async def read(self, request: EngineRequest, direct: DirectItems | None) -> None:
         """Has vLLM read the KV that is kept for the request, if any is; at most once."""

@@ -23,7 +23,7 @@ from triptych.base.types import WorkerInfo
 from triptych.base.vllm_classes import class_of
 from triptych.ec_connector.base import DirectTransfer
 from triptych.models.registry import family_of, resolve_dtype
-from triptych.pd_worker.core.request import EngineRequest
+from triptych.pd_worker.core.request import EngineRequest, KeptKV
 from triptych.pd_worker.events.attempt_trace import PDTraces
 from triptych.pd_worker.frontend.grammar import compiler_of
 from triptych.pd_worker.vllm.calls import DirectItems, Embeddings, EngineFormats, ItemStore
@@ -146,8 +146,7 @@ class VLLMWorker(PDWorker):
         )
         self._watch: asyncio.Task[None] | None = None
 
-    def _offer(self, request: EngineRequest, params: bytes, seconds: float) -> None:
-        kv = pd_pb2.KVHandOff(params=params, seconds=seconds)
+    def _offer(self, request: EngineRequest, kv: KeptKV) -> None:
         self.streams.offer(request.proxy_id, request.request_id, request.attempt, kv)
 
     def info(self, address: str, metrics_port: int) -> WorkerInfo:

@@ -65,11 +65,12 @@ class PDChoice:
         return self._best(request, [load for load in loads if load.role == DECODE] or loads)
 
     def may_hand_over(self, request: InFlightRequest, link: Link) -> bool:
-        """Whether the worker is a prefill worker, and another one may take the request over from it."""
+        """Whether the worker is a prefill worker, and another one has room to take the request over."""
         workers = self._pool.well("pd")
         if not any(each.role == PREFILL and each.info.address == link.address for each in workers):
             return False
-        return worth_while(request) and any(load.role != PREFILL for load in self._able(request))
+        loads = self._able(request, self._clock()) if worth_while(request) else []
+        return any(load.role != PREFILL and load.has_place for load in loads)
 
     def _best(self, request: InFlightRequest, loads: Sequence[PDLoad]) -> Link | None:
         address = choose_pd(loads, request.content.chain, self._affinity)

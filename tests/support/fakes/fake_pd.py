@@ -172,11 +172,11 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         for queue in self.streams.values():
             queue.put_nowait(None)
 
-    def beat(self, count: int, patience: float = 1.0) -> None:
-        """Says how far the engine is."""
+    def beat(self, count: int, patience: float = 1.0, load: pd_pb2.PDLoad | None = None) -> None:
+        """Says how far the engine is, and its load."""
         self.beats += 1
         for queue in self.streams.values():
-            queue.put_nowait(pd_pb2.Beat(count=count, patience=patience))
+            queue.put_nowait(pd_pb2.Beat(count=count, patience=patience, load=load))
 
     async def Submit(self, request: pd_pb2.SubmitRequest, context: Any) -> pd_pb2.SubmitReply:
         self.submits.append(request)

@@ -16,6 +16,7 @@ from typing import Any
 
 from support.processes.cluster import free_port, scrape, wait_for
 from triptych.base.parent import supervised
+from triptych.pd_worker.vllm.kv_transfer import TRANSFER_CONFIG
 
 ROOT = Path(__file__).parents[3]
 #: Where `make test-vllm` installs vLLM.
@@ -62,7 +63,7 @@ class VllmServer:
         ]
         self._variables: dict[str, str] = {}
         if nixl:
-            connector = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+            connector = {**TRANSFER_CONFIG, "kv_buffer_device": "cpu"}
             self._command += ["--kv-transfer-config", json.dumps(connector)]
             self._variables["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port())
         self._process: subprocess.Popen[bytes] | None = None

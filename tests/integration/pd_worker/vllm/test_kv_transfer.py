@@ -51,7 +51,7 @@ async def test_a_prefill_worker_offers_its_prompts_kv_with_the_first_token_and_g
     assert second["token_ids"] == prompt + found.token_ids[:1] and "kv_transfer_params" not in second
     assert found.token_ids == greedy({"token_ids": prompt}, 12)
     assert b"10.0.0.7" in found.kept.params
-    assert found.kept.seconds == kv_transfer.KEPT_SECONDS
+    assert 0 < found.kept.seconds < kv_transfer.KEPT_SECONDS
     # What this worker has computed itself was not cached before.
     assert found.finished.cached_tokens == 0
     assert counted(prefill) == {"kept": 1}

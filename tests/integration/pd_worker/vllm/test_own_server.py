@@ -24,7 +24,7 @@ from triptych.base.machine.start_lock import StartLock
 from triptych.base.parent import PARENT_VARIABLE
 from triptych.integrations.vllm.options import parse_options
 from triptych.models.identity import model_identity
-from triptych.pd_worker.vllm import own_server
+from triptych.pd_worker.vllm import kv_transfer, own_server
 from triptych.pd_worker.vllm.gpus import EngineGpus
 from triptych.pd_worker.vllm.own_server import OwnServer, server_args, with_dtype
 
@@ -179,7 +179,9 @@ async def test_its_kv_connector_listens_where_other_servers_reach_it(
     assert host == "10.0.0.7" and 0 < int(port) < 65536
     words = [str(word) for word in program.starts[0]]
     transfer = json.loads(words[words.index("--kv-transfer-config") + 1])
-    assert transfer == {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+    assert transfer["kv_connector"] == "NixlConnector" and transfer["kv_buffer_device"] == "cpu"
+    lease = transfer["kv_connector_extra_config"]["kv_lease_duration"]
+    assert lease >= 3 * kv_transfer.KEPT_SECONDS, "blocks are still there when the last offer of them arrives"
 
 
 def test_without_a_connector_it_has_none(checkpoint: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -13,7 +14,7 @@ from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
 from triptych.protos.common_pb2 import Error
 from triptych.protos.convert import logprobs_from_proto
-from triptych.protos.pd_pb2 import KVHandOff, SubmitRequest, Tokens
+from triptych.protos.pd_pb2 import KVHandOff, PDLoad, SubmitRequest, Tokens
 from triptych.proxy.pd import successors
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -327,6 +328,15 @@ async def test_what_is_not_kept_any_more_is_computed(roles: FakeCluster):
 async def test_nothing_is_to_be_kept_for_the_last_few_tokens(roles: FakeCluster):
     prefill, _ = kept(roles)
     assert await roles.stream(TEXT, max_tokens=4) == whole_text(4)
+    assert not prefill.submits[0].may_hand_over
+
+
+async def test_nothing_is_to_be_kept_while_no_other_worker_has_room(roles: FakeCluster):
+    prefill, decode = kept(roles)
+    link = roles.dispatcher._router._links[decode.address]
+    decode.beat(1, load=PDLoad(kv_usage=1.0))
+    await until(lambda: link.load(time.monotonic()) is not None, "the load")
+    assert await ask(roles) == whole_text(TOKENS)
     assert not prefill.submits[0].may_hand_over
 
 

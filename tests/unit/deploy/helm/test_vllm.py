@@ -25,6 +25,7 @@ from support.kubernetes.manifests import (
 from support.monitoring.metric_table import documented
 from triptych import __version__
 from triptych.integrations.vllm.options import parse_options
+from triptych.pd_worker.vllm.kv_transfer import TRANSFER_CONFIG
 
 FOLDER = "deploy/helm/triptych/examples"
 EXAMPLE = example("qwen3-vl-8b-l4-encoders")
@@ -241,7 +242,7 @@ def test_servers_of_prefill_and_decode_pools_reach_each_other_by_nixl_and_nobody
     for manifest in (one for one in workloads(rendered) if component(one) == "pd"):
         server, words = named(manifest, "vllm"), main_container(manifest)["args"]
         transfer = json.loads(server["args"][server["args"].index("--kv-transfer-config") + 1])
-        assert transfer == {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+        assert transfer == TRANSFER_CONFIG, "as a server of the worker's own"
         (host,) = [one for one in server["env"] if one["name"] == "VLLM_NIXL_SIDE_CHANNEL_HOST"]
         assert host["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
         assert words[words.index("--kv-connector") + 1] == "nixl"

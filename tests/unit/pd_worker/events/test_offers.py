@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import time
+
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from triptych.base.delta import Delta
 from triptych.base.types import FinishReason
+from triptych.pd_worker.core.request import KeptKV
 from triptych.pd_worker.events.streams import EventStream, EventStreams
 from triptych.protos import common_pb2, pd_pb2
 from triptych.protos.pd_pb2 import Admitted, Finished, RequestEvent
@@ -104,3 +107,36 @@ def _earlier_event() -> type[RequestEvent]:
     for file in files:
         pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("triptych.v1.RequestEvent"))
+
+
+async def kept(stream: EventStream) -> list[float]:
+    """Seconds that offers say KV is kept for; -1 where an offer has none."""
+    message = await stream.next()
+    assert message is not None
+    offers = [each.tokens for each in message.events if each.tokens.offered]
+    return [each.kv.seconds if each.HasField("kv") else -1.0 for each in offers]
+
+
+async def test_an_offer_that_leaves_late_says_what_is_left_of_the_time() -> None:
+    streams, stream = opened(offers=False)
+    streams.offer("p", "r", 1, KeptKV(b"where", time.monotonic() + 5.0))
+    streams.deliver([token(0)])
+    [seconds] = await kept(stream)
+    assert 0 < seconds < 5.0
+
+
+async def test_kv_that_is_not_kept_any_more_is_not_offered() -> None:
+    streams, stream = opened(offers=False)
+    streams.offer("p", "r", 1, KeptKV(b"where", time.monotonic()))
+    streams.deliver([token(0)])
+    assert await kept(stream) == [-1.0]
+
+
+async def test_a_proxy_that_lost_its_stream_hears_of_the_offer_again_and_of_its_kv_not() -> None:
+    streams, stream = opened(offers=False)
+    streams.offer("p", "r", 1, KeptKV(b"where", time.monotonic() + 5.0))
+    streams.deliver([token(0)])
+    assert len(await kept(stream)) == 1
+    again = streams.attach("p", [pd_pb2.Reattach(request_id="r", attempt=1, position=1)])
+    streams.deliver([token(1)])
+    assert await kept(again) == [-1.0]
