@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from support.vllm.scripted_server import fails, greedy, hangs, whole
+from support.vllm.scripted_server import data, event, fails, greedy, hangs, whole
 from support.vllm.serving import fronting
 from triptych.pd_worker.vllm import kv_transfer
 from triptych.protos import common_pb2, pd_pb2
@@ -40,9 +40,25 @@ async def decode(server, store):
 
 
 async def test_a_prefill_worker_offers_its_prompts_kv_with_the_first_token_and_goes_on(server, prefill):
-    server.scripts = [whole(kv_transfer_params=KEPT)]
+    heard = asyncio.Event()
+
+    async def goes_on(call):
+        """The whole answer, once the first tokens of it, and the offer with them, have been sent."""
+        response = await call.stream()
+        for index, token in enumerate(tokens := greedy(call.body, call.max_tokens)):
+            if index == 2:
+                await heard.wait()
+            reason = "length" if index == len(tokens) - 1 else None
+            await response.write(event([token], finish_reason=reason))
+        usage = {"prompt_tokens_details": {"cached_tokens": 3}}
+        await response.write(data({"choices": [], "usage": usage}))
+        return response
+
+    server.scripts = [whole(kv_transfer_params=KEPT), goes_on]
     client = prefill.client
     await client.submit(client.message("r1", "hello", may_hand_over=True, **SAMPLING))
+    await client.has("r1", "offer")
+    heard.set()
     found = await client.until("r1")
     first, second = (call.body for call in server.calls)
     prompt = list(found.admitted.prompt_token_ids)
