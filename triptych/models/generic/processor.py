@@ -36,9 +36,9 @@ from triptych.models.generic.options import ProcessorOptions
 from triptych.models.images import (
     check_resized,
     load_image_processor,
-    on_levels,
     processor_identity,
 )
+from triptych.models.level_steps import on_levels
 from triptych.models.video.clip import SAMPLING, Clip, check_sampling, sampled_indices
 from triptych.models.video.loading import load_video_processor, video_settings
 
