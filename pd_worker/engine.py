@@ -26,7 +26,7 @@ from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.pd_worker.kv_sharing.prefix_sharing import PrefixSharing
 from triptych.pd_worker.runner.model_runner import ModelRunner
-from triptych.pd_worker.step_metrics import StepMetrics
+from triptych.pd_worker.runner.step_metrics import StepMetrics
 
 logger = logging.getLogger(__name__)
 

@@ -53,7 +53,7 @@ from triptych.pd_worker.runner.capacity import (
 )
 from triptych.pd_worker.runner.graph_start import capture_decode_graphs
 from triptych.pd_worker.runner.model_runner import ModelRunner
-from triptych.pd_worker.step_metrics import StepMetrics
+from triptych.pd_worker.runner.step_metrics import StepMetrics
 from triptych.pd_worker.worker import PDModel, PDWorker, load_report
 from triptych.registry.matching import DIRECT
 

@@ -14,7 +14,7 @@ from support.kubernetes.chart import CASES, Manifest, case, example, notes
 from support.kubernetes.manifests import of_kind
 from triptych.apps.cli.app import app
 from triptych.apps.doctor.finding import CheckOutcome
-from triptych.apps.doctor.release import _OWN, Need, check_needs, look_at_release, needs_of
+from triptych.apps.doctor.release import _OWN, ClusterNeed, check_needs, look_at_release, needs_of
 
 #: kubectl's words for a kind, and the notes'.
 SINGULAR = {
@@ -27,7 +27,7 @@ SINGULAR = {
 OWN = ("Deployment", "StatefulSet", "Job", "PersistentVolumeClaim")
 
 
-def words(need: Need) -> str:
+def words(need: ClusterNeed) -> str:
     """As the notes have kubectl look for it."""
     if need.kind == "nodes":
         return "get nodes --selector " + ",".join(f"{key}={value}" for key, value in need.labels)
@@ -89,7 +89,7 @@ def test_each_need_is_found_and_the_findings_say_for_whom() -> None:
 
 
 def test_a_node_needs_both_the_labels_and_enough_of_what_a_plugin_offers() -> None:
-    need = Need("nodes", "card", (("card", "l4"),), (("nvidia.com/gpu", 2),))
+    need = ClusterNeed("nodes", "card", (("card", "l4"),), (("nvidia.com/gpu", 2),))
 
     def verdict(labels: dict[str, str], count: str) -> CheckOutcome:
         node = {"metadata": {"labels": labels}, "status": {"allocatable": {"nvidia.com/gpu": count}}}
@@ -100,7 +100,7 @@ def test_a_node_needs_both_the_labels_and_enough_of_what_a_plugin_offers() -> No
 
 
 def test_a_claim_without_a_class_waits_for_the_default_one() -> None:
-    need = Need("storageclasses")
+    need = ClusterNeed("storageclasses")
     marked = {"storageclass.kubernetes.io/is-default-class": "true"}
     for given, verdict in (({}, CheckOutcome.FAIL), (marked, CheckOutcome.OK)):
         found = {"storageclasses": [{"metadata": {"name": "standard", "annotations": given}}]}

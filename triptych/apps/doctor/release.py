@@ -30,7 +30,7 @@ _WITHOUT = {
 _NAMESPACED = ("persistentvolumeclaims", "secrets")
 
 
-class Need(NamedTuple):
+class ClusterNeed(NamedTuple):
     """An object that pods wait for: its kind as kubectl has it, and its name.
 
     Of nodes the name is their labels and the extended resources that one of them has to offer. No name: the
@@ -43,9 +43,9 @@ class Need(NamedTuple):
     offers: tuple[tuple[str, int], ...] = ()
 
 
-def needs_of(objects: Iterable[JsonObject]) -> dict[Need, list[str]]:
+def needs_of(objects: Iterable[JsonObject]) -> dict[ClusterNeed, list[str]]:
     """What workloads and claims of a release wait for, with the names of those that do."""
-    found: dict[Need, list[str]] = {}
+    found: dict[ClusterNeed, list[str]] = {}
     for one in objects:
         name = str(one["metadata"]["name"])
         is_claim = one["kind"] == "PersistentVolumeClaim"
@@ -55,27 +55,27 @@ def needs_of(objects: Iterable[JsonObject]) -> dict[Need, list[str]]:
     return found
 
 
-def _of_claim(spec: JsonObject) -> Iterator[Need]:
-    yield Need("storageclasses", spec.get("storageClassName") or "")
+def _of_claim(spec: JsonObject) -> Iterator[ClusterNeed]:
+    yield ClusterNeed("storageclasses", spec.get("storageClassName") or "")
 
 
-def _of_pod(pod: JsonObject) -> Iterator[Need]:
+def _of_pod(pod: JsonObject) -> Iterator[ClusterNeed]:
     for volume in pod.get("volumes") or ():
         if claim := volume.get("persistentVolumeClaim"):
-            yield Need("persistentvolumeclaims", claim["claimName"])
+            yield ClusterNeed("persistentvolumeclaims", claim["claimName"])
         if template := volume.get("ephemeral"):
             yield from _of_claim(template["volumeClaimTemplate"]["spec"])
         if secret := volume.get("secret"):
-            yield Need("secrets", secret["secretName"])
+            yield ClusterNeed("secrets", secret["secretName"])
     for kind in ("priorityclasses", "runtimeclasses"):
         if name := pod.get(f"{kind.removesuffix('classes')}ClassName"):
-            yield Need(kind, name)
+            yield ClusterNeed(kind, name)
     for secret in pod.get("imagePullSecrets") or ():
-        yield Need("secrets", secret["name"])
+        yield ClusterNeed("secrets", secret["name"])
     containers = [*(pod.get("initContainers") or ()), *pod["containers"]]
     for variable in (each for container in containers for each in container.get("env") or ()):
         if reference := (variable.get("valueFrom") or {}).get("secretKeyRef"):
-            yield Need("secrets", reference["name"])
+            yield ClusterNeed("secrets", reference["name"])
     offers: dict[str, int] = {}
     for container in containers:
         for resource, amount in (container.get("resources", {}).get("limits") or {}).items():
@@ -84,11 +84,11 @@ def _of_pod(pod: JsonObject) -> Iterator[Need]:
     labels = tuple(sorted((pod.get("nodeSelector") or {}).items()))
     if labels or offers:
         shown = [f"{key}={value}" for key, value in labels] + [f"{n} {key}" for key, n in offers.items()]
-        yield Need("nodes", ", ".join(shown), labels, tuple(sorted(offers.items())))
+        yield ClusterNeed("nodes", ", ".join(shown), labels, tuple(sorted(offers.items())))
 
 
 def check_needs(
-    needs: Mapping[Need, Sequence[str]], there: Mapping[str, Sequence[JsonObject] | str]
+    needs: Mapping[ClusterNeed, Sequence[str]], there: Mapping[str, Sequence[JsonObject] | str]
 ) -> list[CheckResult]:
     """A finding for each need. `there` has the cluster's objects by kind, or why they could not be listed."""
     results = []
@@ -106,7 +106,7 @@ def check_needs(
     return results
 
 
-def _fits(need: Need, found: JsonObject) -> bool:
+def _fits(need: ClusterNeed, found: JsonObject) -> bool:
     about = found["metadata"]
     if need.kind == "nodes":
         labels, offered = about.get("labels") or {}, found.get("status", {}).get("allocatable") or {}
@@ -118,7 +118,7 @@ def _fits(need: Need, found: JsonObject) -> bool:
     return bool(about["name"] == need.name)
 
 
-def _remedy(need: Need) -> str:
+def _remedy(need: ClusterNeed) -> str:
     if need.kind == "nodes":
         label = "label nodes so, or change nodeSelector" if need.labels else ""
         plugin = "install the device plugin, or take nodes that offer it" if need.offers else ""

@@ -28,7 +28,7 @@ from triptych.pd_worker.frontend.prompt import PromptBuilder
 from triptych.pd_worker.frontend.tokenization import OutputText
 from triptych.pd_worker.native import build_engine
 from triptych.pd_worker.runner.capacity import block_bytes
-from triptych.pd_worker.step_metrics import StepMetrics
+from triptych.pd_worker.runner.step_metrics import StepMetrics
 from triptych_bench.simulator.costs.costs import step_work
 from triptych_bench.simulator.profile.fit import TERMS, Effort, Sample, in_time, sample_of, stage_left, timed
 
