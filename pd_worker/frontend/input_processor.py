@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from triptych.base.config import format_size
 from triptych.base.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Unavailable
 from triptych.base.hashing import prefix_root
 from triptych.base.request import MAX_TENANT_SALT, MAX_TOKEN_VECTORS
-from triptych.base.types import ItemPlan, SamplingParams
-from triptych.models.base import DecoderSide, GenerationDefaults, PromptInputs
+from triptych.base.types import ItemPlan, OutputFormat, SamplingParams
+from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.checkpoint.pooling import GENERATES, PoolingDefaults
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import NO_SAMPLING, NoText, bad_word_ids, resolve
+from triptych.pd_worker.frontend.call_grammar import CALLS, strict_calls
+from triptych.pd_worker.frontend.chat_template import parse_tools
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.frontend.grammar import Formats, FormatState
 from triptych.pd_worker.frontend.prompt import Prompt, PromptBuilder
@@ -43,8 +45,6 @@ from triptych.protos.convert import in_state, sampling_from_proto
 
 #: A week, in seconds.
 _MAX_TIMEOUT = 604800.0
-#: Prompts of text alone whose inputs are remembered, and the most tokens of one.
-_TEXTS, _TEXT_TOKENS = 16, 4096
 
 
 class InputProcessor:
@@ -81,8 +81,6 @@ class InputProcessor:
             tokenizer if self._timestamps is None else TimelessDecoder(tokenizer, self._timestamps)
         )
         self._decoder = decoder
-        #: All choices of a request have one prompt.
-        self._text_inputs = lru_cache(_TEXTS)(self._inputs_of_text)
         self._row_width = decoder.row_width
         self._defaults = defaults
         self._max_model_len = max_model_len
@@ -105,6 +103,8 @@ class InputProcessor:
         prompt = self._prompt(message, resume, plans) if two is None else two.prompt
         chat = two is None and not message.HasField("prompt")
         params = sampling_from_proto(message.sampling)
+        if chat and params.output_format is None and not params.ignore_eos:
+            params = replace(params, output_format=self._calls(message.template))
         sampling = resolve(
             params,
             self._defaults,
@@ -191,7 +191,7 @@ class InputProcessor:
 
     def _fields(self, message: pd_pb2.SubmitRequest, arrival: float, prompt: Prompt) -> dict[str, Any]:
         """The fields of every request, generated or pooled."""
-        given = self._prompt_inputs(message.salt, prompt)
+        given = self._decoder.prompt_inputs(prompt.token_ids, prompt.features)
         return {
             "request_id": message.request_id,
             "attempt": message.attempt,
@@ -209,15 +209,6 @@ class InputProcessor:
             "both_ways": given.spans,
             "inputs": given.inputs,
         }
-
-    def _prompt_inputs(self, salt: str, prompt: Prompt) -> PromptInputs:
-        if prompt.features or len(prompt.token_ids) > _TEXT_TOKENS or self._decoder.takes_inputs:
-            return self._decoder.prompt_inputs(prompt.token_ids, prompt.features)
-        return self._text_inputs(salt, tuple(prompt.token_ids))
-
-    def _inputs_of_text(self, salt: str, token_ids: tuple[int, ...]) -> PromptInputs:
-        """With the salt, which keeps tenants apart: none may tell by the time it takes what others ask."""
-        return self._decoder.prompt_inputs(token_ids, ())
 
     def tokenize(self, message: pd_pb2.TokenizeRequest) -> pd_pb2.TokenizeReply:
         """The token ids that Submit would make of this prompt, items not expanded. RequestError."""
@@ -241,6 +232,17 @@ class InputProcessor:
         )
         return pd_pb2.DetokenizeReply(text=text)
 
+    def _calls(self, template: pd_pb2.TemplateOptions) -> OutputFormat | None:
+        """What holds calls to functions that are `strict`, from their marker on; None where nothing does."""
+        begun = template.continue_final_message
+        if b'"strict"' not in template.tools or begun or not self._grammars.after_reasoning:
+            return None
+        form = strict_calls(parse_tools(template.tools), self._prompts.tool_format)
+        try:
+            return form and self._grammars.state(form).output_format
+        except InvalidRequest as error:
+            raise InvalidRequest(f"tools: {error.message.partition(': ')[2]}", param="tools") from error
+
     def _mask(
         self,
         params: SamplingParams,
@@ -258,12 +260,10 @@ class InputProcessor:
             )
         if output.finished is not None:
             return None
-        form = params.output_format
-        # A worker that left its schema open may have begun the output.
-        for as_written in (False, True) if received and form is not None and not form.open else (False,):
+        for form in _forms(params.output_format, begun=bool(received)):
             mask: FormatState | None = None
             if form is not None:
-                mask = self._grammars.state(replace(form, open=form.open or as_written))
+                mask = self._grammars.state(form)
             if (
                 reasoning is not None
                 and phase is not ReasoningPhase.ANSWER
@@ -359,6 +359,13 @@ class InputProcessor:
         vocab_size = self._decoder.geometry.vocab_size
         if token_ids and max(token_ids) >= vocab_size:
             raise InvalidRequest(f"{name} must be from 0 to {vocab_size - 1}", param=param)
+
+
+def _forms(form: OutputFormat | None, *, begun: bool) -> tuple[OutputFormat | None, ...]:
+    """What an output may be held to: another worker may have `begun` it that left more open."""
+    if form is None or not begun or form.open:
+        return (form,)
+    return form, None if form.kind == CALLS else replace(form, open=True)
 
 
 def check_item_counts(plans: Sequence[ItemPlan], limits: Mapping[str, ItemLimit]) -> None:
