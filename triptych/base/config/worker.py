@@ -238,6 +238,13 @@ class PDConfig(WorkerConfig):
         size=True,
         auto=True,
     )
+    engine_class: str = flag(
+        "known",
+        "classes that are served with --engine vllm: known, those whose rows were compared with vLLM's; "
+        "generic, also another one for its pictures, once at the start the tokens that vLLM writes for a "
+        "picture are those of this worker; the values of its rows are not compared",
+        choices=("known", "generic"),
+    )
     role: str = flag(
         "both",
         "prefill: computes prompts, and hands requests over to decode workers, which take these; both: as "
@@ -335,7 +342,7 @@ class PDConfig(WorkerConfig):
 
 
 #: Of PD workers alone: replicas compute themselves.
-ENGINE_FLAGS = ("engine", "engine_url", "engine_key_file", "role", "kv_connector")
+ENGINE_FLAGS = ("engine", "engine_url", "engine_key_file", "engine_class", "role", "kv_connector")
 #: How encoders and PD workers share cores, by flag; a replica's sides take turns instead.
 SHARING_FLAGS = ("core_page", "core_slot", "spare_cores", "step_interval", "keep_core")
 

@@ -98,6 +98,10 @@ spec:
             - --kv-connector
             - {{ $p.vllm.kvConnector }}
             {{- end }}
+            {{- if and $vllm (ne $p.vllm.engineClass "known") }}
+            - --engine-class
+            - {{ $p.vllm.engineClass }}
+            {{- end }}
             {{- if ne .component "pd" }}
             - --max-decode-seconds
             - {{ default .root.Values.encoder.maxDecodeSeconds $p.maxDecodeSeconds | quote }}
