@@ -21,7 +21,7 @@ _PIECE = 256 << 10
 
 
 def packed(rows: torch.Tensor, scales: int) -> torch.Tensor:
-    """[rows, width] of floating point in 8 bits. A part with NaN or infinity has a scale that is not finite."""
+    """[rows, width] of floating point in 8 bits; a part with NaN or infinity has no finite scale."""
     count, width = rows.shape
     stored = torch.empty(count, width + SCALE_BYTES * scales, dtype=torch.int8, device=rows.device)
     for piece in _pieces(rows):

@@ -270,9 +270,7 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
             self._waited += self._busy_since - requested_at
             outputs = self._encoder.encode(prepared)
             if len(outputs) == len(items):
-                outputs = [
-                    as_stored(output, item.plan) for item, output in zip(items, outputs, strict=True)
-                ]
+                outputs = [as_stored(output, item.plan) for item, output in zip(items, outputs, strict=True)]
             rows = self._to_host(outputs, checks=[partial(self._serve, item) for item in items])
         if len(rows) != len(items):
             raise InternalError(f"the tower gave {len(rows)} outputs for {len(items)} items")

@@ -277,9 +277,9 @@ class WorkerInfo:
     """A live worker's registration.
 
     `incarnation` is new for every process start; `namespaces` are those an encoder writes, or
-    one of each tower and form of rows that a PD worker takes (`triptych.base.hashing.tower_of`). `capacity` holds small
-    numbers by name, such as `plan_credit`, `tower_credit` (encoders) or `encoder_cache_bytes` (PD workers);
-    `encoder_decoder` is 1 for models whose items are consumed through
+    one of each tower and form of rows that a PD worker takes (`triptych.base.hashing.tower_of`). `capacity`
+    holds small numbers by name, such as `plan_credit`, `tower_credit` (encoders) or `encoder_cache_bytes` (PD
+    workers); `encoder_decoder` is 1 for models whose items are consumed through
     cross-attention. `modality` is that of the model's items: "image", "audio" or "text". `proof` signs
     all other fields with the internal token (`triptych.base.rpc.channels`); empty where none is in use.
     `kind` names the device: workers of one kind are equally fast; empty where the writer is of an older

@@ -106,7 +106,7 @@ def copy_checked(
         raise ValueError(f"{source.dtype} {source.shape} cannot be copied into {target.dtype} {target.shape}")
     library, finite = kernel_library(), True
     stream = len(source) > _STREAMED_BYTES
-    copy = _integers
+    copy: CopyPiece = _integers
     if dtype in _EXPONENTS:
         copy = _by_numpy(dtype) if library is None else _by_kernel(library, dtype, stream=stream)
     for start in range(0, len(source), _PIECE_BYTES):

@@ -60,9 +60,7 @@ async def test_stored_rows_are_what_the_encoder_side_puts_out(b, store, encoder)
     await at_rest(b, store)
 
 
-async def test_rows_in_8_bits_take_a_quarter_of_float32(
-    open_bench, store, encoder
-):
+async def test_rows_in_8_bits_take_a_quarter_of_float32(open_bench, store, encoder):
     path = str(build_checkpoint("qwen3_vl"))
     async with open_bench(model=path, ec_store_rows="int8") as b:
         job = await Job(b, media(1, 96, 64)).planned()

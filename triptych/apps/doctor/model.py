@@ -235,7 +235,9 @@ def _load(
         else family.decoder.without_weights(path, dtype=dtype)
     )
     generation_defaults(path)
-    prompts, _ = open_checkpoint(path, decoder, decoder.geometry.max_position_embeddings, chat_template=template)
+    prompts, _ = open_checkpoint(
+        path, decoder, decoder.geometry.max_position_embeddings, chat_template=template
+    )
     try:
         warm_up(encoder)
     except InvalidRequest as error:

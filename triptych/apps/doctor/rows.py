@@ -1,4 +1,4 @@
-"""What --ec-store-rows int8 costs a checkpoint: its logits after rows in 8 bits beside those after its own."""
+"""What --ec-store-rows int8 costs a checkpoint: its logits after rounded rows beside those after its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from triptych.apps.doctor.finding import CheckResult, note, ok
 from triptych.base.config import format_size
@@ -57,11 +57,12 @@ def check_rows(
     divergence = torch.cat([loss.divergence for loss in losses])
     same = torch.cat([loss.same for loss in losses])
     nbytes, own = (sum(getattr(loss, name) for loss in losses) for name in ("nbytes", "own_nbytes"))
+    mean, most = float(divergence.mean()), float(divergence.max())
     return ok(
         _CHECK,
-        f"{format_size(nbytes)} in place of {format_size(own)}; KL of the logits {float(divergence.mean()):.2g} "
-        f"nats in the mean and {float(divergence.max()):.2g} at most, the likeliest token the same at "
-        f"{int(same.sum())} of {len(same)} places, over {len(losses)} pictures",
+        f"{format_size(nbytes)} in place of {format_size(own)}; KL of the logits {mean:.2g} nats in the mean "
+        f"and {most:.2g} at most, the likeliest token the same at {int(same.sum())} of {len(same)} places, "
+        f"over {len(losses)} pictures",
     )
 
 
@@ -71,7 +72,7 @@ def pictures_in(folder: Path) -> Iterator[Image.Image]:
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
         try:
             picture = Image.open(file).convert("RGB")
-        except (OSError, UnidentifiedImageError):
+        except OSError:
             continue
         found += 1
         yield picture
@@ -127,8 +128,7 @@ class PromptReader:
         if shapes:
             self._states = RecurrentStates(state_tensors(shapes, 1, decoder.device), [0])
         self._read = 0
-        device = {"device": decoder.device}
-        merged = MergedEmbeds(self._index.to(**device), rows.to(dtype=decoder.dtype, **device))
+        merged = MergedEmbeds(self._index.to(decoder.device), rows.to(decoder.device, decoder.dtype))
         positions = self._given.positions
         if answer:
             after = torch.arange(len(tokens), len(tokens) + len(answer)) + self._given.delta

@@ -16,8 +16,8 @@ from triptych.base.errors import TriptychError
 from triptych.base.log import log_fields, short
 from triptych.base.machine.copy_stream import CopyStream
 from triptych.base.types import SCALE_BYTES, ItemPlan
-from triptych.ec_connector.connectors.store_client import StoreClient
 from triptych.ec_connector.connectors.host_buffers import DTYPES
+from triptych.ec_connector.connectors.store_client import StoreClient
 from triptych.ec_connector.int8_rows import unpacked
 from triptych.integrations.vllm.host_copies import LARGE_BYTES, HostCopy
 from triptych.integrations.vllm.mapped_copies import MappedCopies
