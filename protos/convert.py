@@ -7,11 +7,13 @@ from typing import Any
 
 from triptych.base.errors import InvalidRequest, RequestError, error_from_code
 from triptych.base.hashing import check_mm_hash
+from triptych.base.request import MAX_KV_PARAMS
 from triptych.base.types import (
     DTYPE_BYTES,
     SCALE_BYTES,
     EmbeddingSource,
     ItemPlan,
+    KeptKV,
     OutputFormat,
     PositionLogprobs,
     SamplingParams,
@@ -78,6 +80,20 @@ def source_to_proto(source: EmbeddingSource | None) -> common_pb2.EmbeddingSourc
     if source is None:
         return common_pb2.EmbeddingSource()
     return common_pb2.EmbeddingSource(name=source.name, socket=source.socket, address=source.address)
+
+
+def kv_from_proto(message: pd_pb2.KVHandOff, now: float) -> KeptKV | None:
+    """The KV that is kept for so many seconds from `now` on; None for what no worker sends."""
+    if len(message.params) > MAX_KV_PARAMS:
+        return None
+    return KeptKV(message.params, now + message.seconds)
+
+
+def kv_to_proto(kept: KeptKV | None, now: float) -> pd_pb2.KVHandOff | None:
+    """What is kept, for the time that is left of it; None where that is over."""
+    if kept is None or kept.until <= now:
+        return None
+    return pd_pb2.KVHandOff(params=kept.params, seconds=kept.until - now)
 
 
 _SAMPLING = common_pb2.SamplingParams.DESCRIPTOR.fields

@@ -7,10 +7,9 @@ from collections.abc import Sequence, Sized
 
 from triptych.base.errors import InvalidRequest
 from triptych.base.hashing import MM_HASH
-from triptych.base.request import MAX_KV_PARAMS, Message, Slot, TemplateOptions, TextPart
+from triptych.base.request import Message, Slot, TemplateOptions, TextPart
 from triptych.base.types import ItemPlan
 from triptych.models.checkpoint.pooling import METHODS, PoolingDefaults
-from triptych.pd_worker.core.request import KeptKV
 from triptych.pd_worker.core.sampling import Pooling
 from triptych.pd_worker.frontend.chat_template import parse_messages
 from triptych.protos import common_pb2, pd_pb2
@@ -53,13 +52,6 @@ def _embeds(plan: ItemPlan) -> int:
             return -1
         end, total = start + count, total + count
     return total
-
-
-def kept_kv(resume: pd_pb2.Resume, arrival: float) -> KeptKV | None:
-    """What a prefill worker's engine keeps for a request that came at `arrival`; None: nothing."""
-    if not resume.HasField("kv") or len(resume.kv.params) > MAX_KV_PARAMS:
-        return None
-    return KeptKV(resume.kv.params, arrival + resume.kv.seconds)
 
 
 def template_from_proto(message: pd_pb2.TemplateOptions) -> TemplateOptions:

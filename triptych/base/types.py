@@ -113,6 +113,15 @@ class EmbeddingSource:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptKV:
+    """A prompt's KV that a worker's engine keeps for one read: where, in that engine's own words, and up to
+    which moment of `time.monotonic`."""
+
+    params: bytes
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
 class MMFeature:
     """An item as the engine sees it: its plan and where it stands in the prompt."""
 
