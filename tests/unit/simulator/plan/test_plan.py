@@ -192,16 +192,13 @@ def test_the_advice_says_whether_prefill_and_decode_apart_pays(whole, divided, a
 
 
 @pytest.mark.slow
-def test_the_best_ratios_pd_workers_are_tried_with_roles() -> None:
-    tight = replace(
-        question(COSTS, Workload(2000, 60)), slo=Slo((("ttft", 3000.0), ("tpot", 14.0))), devices=2
-    )
-    found = best_ratio(Trials(tight))
+@pytest.mark.parametrize("tpot, pays", [(20.0, True), (30.0, False)])
+def test_the_best_ratios_pd_workers_are_tried_with_roles(tpot: float, pays: bool) -> None:
+    """A step with a part of a prompt takes 49 ms, one without 8: few of twelve tokens may meet one."""
+    slo = Slo((("ttft", 3000.0), ("tpot", tpot)))
+    found = best_ratio(Trials(replace(question(COSTS, Workload(2000, 12), devices=2), slo=slo)))
     assert [served.name for served in found.roles] == ["0E1P1D"]
-    assert found.roles[0].rate > found.best.rate > 0
-    loose = replace(tight, slo=Slo((("ttft", 400.0), ("tpot", 200.0))))
-    found = best_ratio(Trials(loose))
-    assert advise_roles(found).disaggregate is False
+    assert advise_roles(found).disaggregate is pays
 
 
 def test_a_queue_that_grows_is_not_sustained_though_the_window_ends_before_it_is_long() -> None:
