@@ -26,10 +26,8 @@ from support.engine.direct_pair import LIMIT, NOWHERE, Pair, entry, opened
 from support.engine.transfers import mute_server, wait_for
 from triptych.base.config.tls import TlsFiles
 from triptych.base.types import EmbeddingSource, ItemPlan
-from triptych.ec_connector.base import EncoderOutput
 from triptych.ec_connector.connectors import direct_path, output_server
 from triptych.ec_connector.connectors.redis import StoreSaves
-from triptych.ec_connector.int8_rows import packed
 from triptych.store import codec, sockets
 from triptych.store.bulk import SaveResult
 from triptych.store.embedding_store import EmbeddingStore
@@ -61,21 +59,6 @@ def test_a_tensor_comes_without_a_store(pair, change, path, rows, width):
     out = pair.fetch(item.plan, source)
     assert (list(out.fetched), out.paths) == ([item.plan.mm_hash], {item.plan.mm_hash: path})
     assert torch.equal(pair.move(item.plan), item.data)
-
-
-@pytest.mark.parametrize("change, path", [(lambda source: source, "shm"), (peer_only, "peer")])
-@pytest.mark.parametrize("rows", [7, 3000])
-def test_rows_in_8_bits_come_as_they_were_and_what_is_not_finite_is_not_served(pair, change, path, rows):
-    plan = replace(make_plan("int8", rows=rows, width=1024, dtype="int8"), scales=4)
-    values = torch.randn(rows, 1024)
-    item = EncoderOutput(plan, packed(values, 4))
-    assert pair.encoder.serve(item) is True
-    out = pair.fetch(plan, change(pair.offer(item)))
-    assert out.paths == {plan.mm_hash: path}
-    assert torch.equal(pair.move(plan), item.data)
-    values[rows - 1, 1023] = float("nan")
-    other = replace(plan, mm_hash="f" * 64)
-    assert pair.encoder.serve(EncoderOutput(other, packed(values, 4))) is False
 
 
 def test_a_small_embedding_is_one_reply_on_a_connection_that_is_kept(pair, monkeypatch):
