@@ -184,8 +184,8 @@ class PDConfig(WorkerConfig):
     )
     tool_call_parser: str = flag(
         "auto",
-        "format of the model's tool calls: auto, by the chat template, or vLLM's name of a parser (docs/api.md "
-        "has them)",
+        "format of the model's tool calls: auto, by the chat template, or vLLM's name of a parser "
+        "(docs/api.md has them)",
     )
     schemas: str = flag(
         "closed",
