@@ -190,6 +190,7 @@ class InputProcessor:
             "proxy_id": message.proxy_id,
             "label": message.label,
             "tenant": message.tenant,
+            "priority": message.priority,
             "arrival": arrival,
             "deadline": arrival + message.timeout,
             "prompt_token_ids": prompt.token_ids,
