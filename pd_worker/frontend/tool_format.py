@@ -34,7 +34,7 @@ _FORMATS = {
     "minimax_m3": _Format(r"\]<\]minimax\[>\[", r"\]<\]minimax\[>\[.*|</?(tool_call|invoke.*)>"),
     "minimax_m2": _Format("<minimax:tool_call>", "</?minimax:tool_call>"),
     "kimi_k2": _Format(r"<\|tool_calls_section_begin\|>", r"<\|tool_call.*\|>"),
-    "step3": _Format("<steptml:", "<\uff5ctool_.*\uff5c>"),
+    "step3": _Format("<steptml:|<\uff5ctool_calls_begin\uff5c>", "<\uff5ctool_.*\uff5c>"),
     "qwen3_coder": _Format("<function=", _TOOL_CALL),
     "hy_v3": _Format("<tool_sep", _PAIRS),
     "glm45": _Format("<arg_key>", _PAIRS),
