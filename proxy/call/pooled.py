@@ -99,7 +99,7 @@ def pooled_call(
     pooling: PoolingOptions,
     cache_salt: str,
     processor_options: Mapping[str, object],
-    priority: int,
+    priority: int = 0,
 ) -> ChatCall:
     """A call that has no prompt yet; InvalidRequest for a salt or options out of bounds."""
     return ChatCall(

@@ -102,7 +102,7 @@ ARGUMENTS = [
     {"text": "line\r\n\ttab 你好 👩‍👩‍👧 </", "none": None},
 ]
 LOOK = ("look", {"at": "12", "times": 3, "deep": {"a": [1, None, "é"]}})
-NOW = ("now", {})
+NOW: tuple[str, dict[str, object]] = ("now", {})
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "sky"}}\n</tool_call>'
 SKY = ("look", {"at": "sky"})
 NAMELESS = '<tool_call>{"name": "a}</tool_call>'
