@@ -12,11 +12,13 @@ from triptych.base.config import format_size
 from triptych.base.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Unavailable
 from triptych.base.hashing import prefix_root
 from triptych.base.request import MAX_TENANT_SALT
-from triptych.base.types import ItemPlan, SamplingParams
+from triptych.base.types import ItemPlan, OutputFormat, SamplingParams
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.checkpoint.pooling import GENERATES, PoolingDefaults
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import NO_SAMPLING, NoText, bad_word_ids, resolve
+from triptych.pd_worker.frontend.call_grammar import CALLS, strict_calls
+from triptych.pd_worker.frontend.chat_template import parse_tools
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.frontend.grammar import Formats, FormatState
 from triptych.pd_worker.frontend.prompt import Prompt, PromptBuilder
@@ -100,6 +102,8 @@ class InputProcessor:
         prompt = self._prompt(message, resume, plans) if two is None else two.prompt
         chat = two is None and not message.HasField("prompt")
         params = sampling_from_proto(message.sampling)
+        if chat and params.output_format is None and not params.ignore_eos:
+            params = replace(params, output_format=self._calls(message.template))
         sampling = resolve(
             params,
             self._defaults,
@@ -221,6 +225,17 @@ class InputProcessor:
         )
         return pd_pb2.DetokenizeReply(text=text)
 
+    def _calls(self, template: pd_pb2.TemplateOptions) -> OutputFormat | None:
+        """What holds calls to functions that are `strict`, from their marker on; None where nothing does."""
+        begun = template.continue_final_message
+        if b'"strict"' not in template.tools or begun or not self._grammars.after_reasoning:
+            return None
+        form = strict_calls(parse_tools(template.tools), self._prompts.tool_format)
+        try:
+            return form and self._grammars.state(form).output_format
+        except InvalidRequest as error:
+            raise InvalidRequest(f"tools: {error.message.partition(': ')[2]}", param="tools") from error
+
     def _mask(
         self,
         params: SamplingParams,
@@ -238,12 +253,10 @@ class InputProcessor:
             )
         if output.finished is not None:
             return None
-        form = params.output_format
-        # A worker that left its schema open may have begun the output.
-        for as_written in (False, True) if received and form is not None and not form.open else (False,):
+        for form in _forms(params.output_format, begun=bool(received)):
             mask: FormatState | None = None
             if form is not None:
-                mask = self._grammars.state(replace(form, open=form.open or as_written))
+                mask = self._grammars.state(form)
             if (
                 reasoning is not None
                 and phase is not ReasoningPhase.ANSWER
@@ -339,6 +352,13 @@ class InputProcessor:
         vocab_size = self._decoder.geometry.vocab_size
         if token_ids and max(token_ids) >= vocab_size:
             raise InvalidRequest(f"{name} must be from 0 to {vocab_size - 1}", param=param)
+
+
+def _forms(form: OutputFormat | None, *, begun: bool) -> tuple[OutputFormat | None, ...]:
+    """What an output may be held to: another worker may have `begun` it that left more open."""
+    if form is None or not begun or form.open:
+        return (form,)
+    return form, None if form.kind == CALLS else replace(form, open=True)
 
 
 def check_item_counts(plans: Sequence[ItemPlan], limits: Mapping[str, ItemLimit]) -> None:

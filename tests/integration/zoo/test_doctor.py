@@ -139,9 +139,9 @@ def test_a_model_of_published_size_has_sides_and_a_kv_cache(family: str, tmp_pat
 
 
 REFUSED = {
-    "Inkling": "layers of type hybrid_sliding: they are not served yet",
-    "UnlimitedOcr": "layers of type reference_sliding_attention: they are not served yet",
-    "Mllama": "cannot be served",
+    "Inkling": r"\(layers that keep a state or an index of their own\): serve it with vLLM",
+    "UnlimitedOcr": r"\(layers that keep a state or an index of their own\): serve it with vLLM, in its form",
+    "Mllama": r"\(attends to pictures within its layers\): serve it with SGLang",
 }
 
 

@@ -68,7 +68,10 @@ def check_model(config: ClusterConfig, given: str) -> Iterator[CheckResult]:
             safetensors_files(path)  # says that pickles are never loaded
         remedy = "fetch *.safetensors to have tensors, tokenizer, chat template and a sample checked, too"
         yield note("model", f"{path} holds no weights: only its config.json is checked", remedy)
+    from triptych.models.checkpoint.architectures import check_architecture
+    from triptych.models.checkpoint.folder import read_config
     from triptych.models.checkpoint.pooling import read_task
+    from triptych.models.checkpoint.processor_libraries import check_processor_libraries
     from triptych.models.checkpoint.quantized import check_decoder, read_scaled
     from triptych.models.checkpoint.scaled_weights import described
     from triptych.models.checkpoint.support import check_supported, required_by_flags
@@ -78,6 +81,8 @@ def check_model(config: ClusterConfig, given: str) -> Iterator[CheckResult]:
     from triptych.pd_worker.vllm.connection import INSTALL, choose_engine, vllm_program
 
     check_supported(path, required_by_flags(pd))
+    check_architecture(path, read_config(path))
+    check_processor_libraries(path)
     device = resolve_device(pd.device)
     family = family_of(path)
     dtype = resolve_dtype(path, device, pd.dtype)

@@ -38,7 +38,8 @@ def check(config: ClusterConfig) -> None:
 
 
 @service_command(
-    help="Checks this machine, the given store and the given cluster for the flags of `triptych serve`. "
+    help="Checks this machine, the given store and the given cluster for the flags of `triptych serve`; with "
+    "--cluster, what a release in Kubernetes waits for. "
     f"Exits with 1 if a check fails; each failure names its remedy. {MODEL_HELP}",
 )
 @model_argument
