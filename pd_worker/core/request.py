@@ -183,7 +183,7 @@ class RequestStatus(enum.Enum):
 
 @dataclass(slots=True)
 class PooledRows:
-    """The sum, or the first, of the hidden states of a request's first `count` tokens."""
+    """Of a request's first `count` tokens: the sum, or the first, of the hidden states, or all vectors."""
 
     value: torch.Tensor
     count: int

@@ -11,7 +11,7 @@ from typing import Any
 from triptych.base.config import format_size
 from triptych.base.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Unavailable
 from triptych.base.hashing import prefix_root
-from triptych.base.request import MAX_TENANT_SALT
+from triptych.base.request import MAX_TENANT_SALT, MAX_TOKEN_VECTORS
 from triptych.base.types import ItemPlan, OutputFormat, SamplingParams
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.checkpoint.pooling import GENERATES, PoolingDefaults
@@ -95,8 +95,9 @@ class InputProcessor:
         if message.HasField("pooling"):
             return self._pooled(message, arrival, plans, resume)
         if self._pooling.task != "generate":
+            paths = "/pooling" if self._pooling.task == "token_embed" else "/v1/embeddings"
             raise InvalidRequest(
-                "this model generates nothing: use POST /v1/embeddings or /v1/rerank", param="model"
+                f"this model generates nothing: use POST {paths} or /v1/rerank", param="model"
             )
         two = None if self._two_prompts is None else self._two_prompts.build(message, plans)
         prompt = self._prompt(message, resume, plans) if two is None else two.prompt
@@ -170,6 +171,13 @@ class InputProcessor:
                 f"{len(prompt.token_ids)} tokens are above the {self._max_model_len} that the model takes: "
                 "send less",
                 param="prompt" if pooling.scores or message.HasField("prompt") else "messages",
+            )
+        size = 4 * (pooling.dimensions or self._pooling.width) * len(prompt.token_ids)
+        if pooling.of_tokens and not pooling.query and size > MAX_TOKEN_VECTORS:
+            raise ContextTooLong(
+                f"the vectors of {len(prompt.token_ids)} tokens have {size} bytes, above the "
+                f"{MAX_TOKEN_VECTORS} that one prompt may give: send less, or ask for fewer dimensions",
+                param="prompt" if message.HasField("prompt") else "messages",
             )
         # Of rows that a cached prefix would leave out: only this attempt's own blocks are of use to it.
         names = (message.proxy_id, message.request_id, str(message.attempt)) if pooling.reads_all_rows else ()

@@ -205,7 +205,7 @@ class ModelRunner(ECConnectorModelRunnerMixin):
             logits, chosen = self._choose(hidden, batch, inputs)
             numbers = chosen.tolist()
         pools = any(chunk.state.request.pooling is not None for chunk in ordered)
-        pooled = add_chunks(ordered, hidden) if pools else {}
+        pooled = add_chunks(ordered, hidden, self._decoder.logits) if pools else {}
         if batch.sampling:
             if self._parallel is not None and self._parallel.rank:
                 return

@@ -236,9 +236,9 @@ class TimestampTokens:
 
 
 #: What a checkpoint is made for.
-Task = Literal["generate", "embed", "score"]
+Task = Literal["generate", "embed", "score", "token_embed"]
 #: Of a PD worker's registration: its `capacity["task"]` is a place in this list.
-TASKS: tuple[Task, ...] = ("generate", "embed", "score")
+TASKS: tuple[Task, ...] = ("generate", "embed", "score", "token_embed")
 #: Modalities of the items of a prompt, in the order of the bits with which PD workers name theirs.
 ITEMS = ("image", "video", "audio")
 

@@ -120,7 +120,7 @@ class GenericProcessor:
             self._sound_id = token_ids["audio"]
             self._check_sound(path)
         else:
-            self._sizes = self._check_alone(path)
+            self._sizes = self._check_alone(path) if self._expands else {}
             defaults = self._defaults("images")
             self._options = ProcessorOptions(pictures, defaults)
             self._size = defaults.get("size") or getattr(pictures, "size", None)
@@ -281,8 +281,20 @@ class GenericProcessor:
             {name: value for name, value in inputs.items() if torch.is_tensor(value)},
         )
 
+    @property
+    def _expands(self) -> bool:
+        """Whether it writes pictures into a text; a retriever's puts words of its own around each one."""
+        return not hasattr(self._processor, "visual_prompt_prefix")
+
     def _run(self, text: str, images: list[Image.Image], options: Options | None = None) -> dict[str, Any]:
-        return self._call(text, images=images, **({"images_kwargs": dict(options)} if options else {}))
+        given: dict[str, Any] = {"images_kwargs": dict(options)} if options else {}
+        if self._expands:
+            return self._call(text, images=images, **given)
+        inputs = dict(self._processor(images=images, return_tensors="pt", **given))
+        # Padded to the patches of the largest picture, of which there is one.
+        if (pixels := inputs["pixel_values"]).dim() == 3:
+            inputs["pixel_values"] = pixels[0]
+        return inputs
 
     def _call(self, text: str, **given: Any) -> dict[str, Any]:
         with warnings.catch_warnings():
