@@ -35,13 +35,12 @@ from triptych.pd_worker.frontend.wire import (
     check_label,
     check_name,
     checked_plan,
-    kept_kv,
     resolve_pooling,
     template_from_proto,
 )
 from triptych.pd_worker.item_limits import ItemLimit
 from triptych.protos import pd_pb2
-from triptych.protos.convert import in_state, sampling_from_proto
+from triptych.protos.convert import in_state, kv_from_proto, sampling_from_proto
 
 #: A week, in seconds.
 _MAX_TIMEOUT = 604800.0
@@ -136,7 +135,7 @@ class InputProcessor:
             resumed_tokens=len(received),
             planned=resume is not None and resume.planned,
             may_hand_over=message.may_hand_over,
-            kv=None if resume is None else kept_kv(resume, arrival),
+            kv=None if resume is None or not resume.HasField("kv") else kv_from_proto(resume.kv, arrival),
             grammar=self._mask(params, reasoning, phase, received, output),
             logits_rules=self._decoder.logits_rules(
                 self._defaults, {**options, "max_tokens": sampling.max_tokens}

@@ -10,7 +10,6 @@ import numpy as np
 from triptych.base.errors import InvalidRequest
 from triptych.base.hashing import MM_HASH
 from triptych.base.request import (
-    MAX_KV_PARAMS,
     MAX_QUERY_VECTORS,
     Message,
     Slot,
@@ -19,7 +18,6 @@ from triptych.base.request import (
 )
 from triptych.base.types import ItemPlan
 from triptych.models.checkpoint.pooling import METHODS, PoolingDefaults
-from triptych.pd_worker.core.request import KeptKV
 from triptych.pd_worker.core.sampling import Pooling
 from triptych.pd_worker.frontend.chat_template import parse_messages
 from triptych.protos import common_pb2, pd_pb2
@@ -62,13 +60,6 @@ def _embeds(plan: ItemPlan) -> int:
             return -1
         end, total = start + count, total + count
     return total
-
-
-def kept_kv(resume: pd_pb2.Resume, arrival: float) -> KeptKV | None:
-    """What a prefill worker's engine keeps for a request that came at `arrival`; None: nothing."""
-    if not resume.HasField("kv") or len(resume.kv.params) > MAX_KV_PARAMS:
-        return None
-    return KeptKV(resume.kv.params, arrival + resume.kv.seconds)
 
 
 def template_from_proto(message: pd_pb2.TemplateOptions) -> TemplateOptions:

@@ -325,6 +325,15 @@ class ServeConfig(ClusterConfig):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelCheckConfig(ClusterConfig):
+    """Those of a cluster, to be checked for a model, and what to measure it with."""
+
+    pictures: str = flag(
+        "", "folder of photographs, for which the loss by --ec-store-rows int8 is measured: of logits, as KL"
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class DoctorConfig(ServeConfig):
     """Those of `triptych serve`, to be checked, and the address of a running cluster or a release's name."""
 

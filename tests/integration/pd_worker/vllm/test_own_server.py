@@ -184,6 +184,18 @@ async def test_its_kv_connector_listens_where_other_servers_reach_it(
     assert lease >= 3 * kv_transfer.KEPT_SECONDS, "blocks are still there when the last offer of them arrives"
 
 
+@pytest.mark.parametrize(
+    "role, kv_role", [("prefill", "kv_producer"), ("decode", "kv_consumer"), ("both", "kv_consumer")]
+)
+def test_a_server_sends_kv_or_reads_it_by_the_workers_role(
+    checkpoint: Path, tmp_path: Path, role: str, kv_role: str
+) -> None:
+    """vLLM drops `kv_both`; a worker of both roles takes requests over, and hands none over."""
+    config = config_of(checkpoint, kv_connector="nixl", role=role)
+    words = [str(word) for word in server_args(config, 8123, str(tmp_path / "store"), 0)]
+    assert json.loads(words[words.index("--kv-transfer-config") + 1])["kv_role"] == kv_role
+
+
 def test_without_a_connector_it_has_none(checkpoint: Path, tmp_path: Path) -> None:
     config = config_of(checkpoint)
     assert "--kv-transfer-config" not in server_args(config, 8123, str(tmp_path / "store"), 0)
