@@ -37,6 +37,7 @@ from triptych.proxy.pd.router import PDRouter
 from triptych.proxy.pd.work import PDWork, PromptWork, work_of
 from triptych.proxy.ports import Link, Transport
 from triptych.proxy.quotas.call_context import CallContext
+from triptych.proxy.quotas.current_call import current_call
 from triptych.proxy.quotas.quota import Hold
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
 from triptych.proxy.requests import instructions as do
@@ -164,8 +165,9 @@ class Dispatcher:
         self.jobs.set_share(nbytes)
 
     def resolve_model(self, name: str) -> str:
-        """The served name that a request means; see `KnownWorkers`."""
-        return self._pool.resolve_model(name)
+        """The model or adapter that the current call means, see `KnownWorkers`; NotFound where its key may
+        use none of that name."""
+        return self._pool.resolve_model(name, current_call().models)
 
     def scores_pairs(self, model: str) -> bool:
         """Whether the model that a request means is a reranker."""
@@ -173,7 +175,7 @@ class Dispatcher:
 
     def kind(self, model: str) -> ModelKind:
         """What the model that a request means takes."""
-        return self._pool.kind(self._pool.resolve_model(model))
+        return self._pool.kind(self.resolve_model(model))
 
     async def close(self) -> None:
         self.admission.stop()
@@ -245,7 +247,7 @@ class Dispatcher:
         """The call, its places and its memory; RequestError where it cannot be served, or not now."""
         places = None
         try:
-            call, places = self.admission.admit(call)
+            call, places = self.admission.admit(call, context.models)
             sampling, quota = call.sampling, self.quotas["replies"]
             memory = ReplyMemory(
                 quota,

@@ -222,11 +222,12 @@ def call_of(request: EngineRequest, *, replay: bool = False, direct: DirectItems
     return EngineCall(
         [*request.prompt_token_ids, *(() if replay else received)],
         sampling_params(request.sampling, received, output_format(request), replay=replay),
-        # Of model and tenant: tenants share no blocks of vLLM's prefix cache.
+        # Of model, adapter and tenant: tenants share no blocks of vLLM's prefix cache.
         request.prefix_root.hex(),
         request.features,
         attempt,
         {} if direct is None else direct.entries(plans, attempt),
+        adapter=request.adapter,
     )
 
 

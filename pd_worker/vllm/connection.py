@@ -59,6 +59,11 @@ def check_engine(config: PDConfig) -> None:
 
 def check_native(config: PDConfig) -> None:
     """ConfigError, naming flag and remedy, for what the native engine has otherwise."""
+    if config.lora_modules:
+        raise ConfigError(
+            "--lora-modules is for --engine vllm: the native engine applies no adapters; give --engine vllm, "
+            "or merge the adapter into a checkpoint of its own (PEFT's merge_and_unload) and serve that"
+        )
     if config.kv_connector != "none":
         raise ConfigError(
             f"--kv-connector {config.kv_connector} is for --engine vllm: the native engine's KV goes through "

@@ -132,6 +132,9 @@ class EngineHealth:
                 f"started for {known.root} and {known.max_model_len}: restart it, or vLLM"
             )
             return
+        if known is not None and (gone := sorted(set(known.adapters) - set(info.adapters))):
+            self._complain(f"vLLM has come back without the LoRA adapter {gone[0]}: start it with that one")
+            return
         await self._client.probe(_PROBE_SECONDS)
         logger.info("vLLM is back")
         self.info = info

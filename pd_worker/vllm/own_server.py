@@ -22,6 +22,7 @@ from triptych.base.parent import supervised
 from triptych.base.types import JsonObject
 from triptych.models.identity import model_identity
 from triptych.models.registry import family_of, resolve_dtype
+from triptych.pd_worker.vllm.adapters import lora_flags, read_adapters
 from triptych.pd_worker.vllm.gpus import EngineGpus
 from triptych.pd_worker.vllm.kv_transfer import TRANSFER_CONFIG
 from triptych.pd_worker.vllm.pooled import pooling_flags
@@ -92,6 +93,7 @@ def server_args(
     if config.kv_memory:
         # vLLM's is of one rank.
         args += ["--kv-cache-memory-bytes", str(config.kv_memory // config.tensor_parallel)]
+    args += lora_flags(read_adapters(config))
     if config.kv_connector == "nixl":
         args += ["--kv-transfer-config", json.dumps(_kv_transfer(config))]
     if not config.prefix_caching:

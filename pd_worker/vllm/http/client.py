@@ -96,6 +96,8 @@ class EngineInfo:
     max_model_len: int
     #: Requests that its engines compute at once, all together; 0 where it does not say.
     max_num_seqs: int = 0
+    #: Names of its LoRA adapters.
+    adapters: tuple[str, ...] = ()
 
 
 class VLLMClient:
@@ -131,7 +133,8 @@ class VLLMClient:
             raise EngineGarbage("the server names no model")
         first = models.data[0]
         length, places = first.max_model_len or 0, 0 if self.pools else await self._places()
-        return EngineInfo(version.version, first.id, first.root or first.id, length, places)
+        adapters = tuple(card.id for card in models.data if card.parent)
+        return EngineInfo(version.version, first.id, first.root or first.id, length, places, adapters)
 
     async def _places(self) -> int:
         """Requests that the server computes at once; 0 where it does not say. This computes nothing."""
