@@ -147,6 +147,8 @@ class ScriptedServer:
         #: Requests that it computes at once; 0: it does not say.
         self.max_num_seqs = 256
         self.key = ""
+        #: Names of its LoRA adapters.
+        self.adapters: tuple[str, ...] = ()
         #: What its connector has of the cluster: the token, and whether certificates.
         self.token, self.encrypted = "", False
         self.steps = 0
@@ -242,7 +244,8 @@ class ScriptedServer:
 
     async def _models(self, request: web.Request) -> web.Response:
         card = {"id": "tiny", "root": "models/tiny", "max_model_len": self.max_model_len}
-        return web.json_response({"object": "list", "data": [card]})
+        adapters = [{"id": name, "root": f"/{name}", "parent": "tiny"} for name in self.adapters]
+        return web.json_response({"object": "list", "data": [card, *adapters]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         lines = [f'vllm:iteration_tokens_total_count{{engine="0"}} {self.steps}']
