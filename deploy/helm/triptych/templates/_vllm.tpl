@@ -109,6 +109,19 @@
     - --kv-transfer-config
     - '{"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"kv_lease_duration": 60}}'
     {{- end }}
+    {{- with .spec.vllm.loraModules }}
+    - --enable-lora
+    - --max-lora-rank
+    - {{ $.spec.vllm.maxLoraRank | quote }}
+    - --max-loras
+    - {{ min 4 (len .) | quote }}
+    - --max-cpu-loras
+    - {{ len . | quote }}
+    - --lora-modules
+    {{- range $name, $folder := . }}
+    - {{ dict "name" $name "path" (printf "/model/%s" $folder) | toJson | quote }}
+    {{- end }}
+    {{- end }}
     {{- range .spec.vllm.args }}
     - {{ . | quote }}
     {{- end }}
