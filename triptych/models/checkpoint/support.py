@@ -79,7 +79,13 @@ MATRIX = (
     Support("pipeline_parallel", "Pipeline parallelism", "", "give --pipeline-parallel 1, and more workers"),
     Support("speculative", "Speculative decoding", "", "leave --speculative-model out"),
     Support("sliding_window", "Sliding windows", "", "give a checkpoint without sliding_window"),
-    Support("lora", "LoRA adapters", "", "merge the adapter into the checkpoint"),
+    Support(
+        "lora",
+        "LoRA adapters",
+        "",
+        "merge the adapter into the checkpoint, or give it to a decoder-only model by --lora-modules, with "
+        "--engine vllm",
+    ),
 )
 _BY_NAME = {row.name: row for row in MATRIX}
 
