@@ -97,6 +97,11 @@ class RequestAdmission:
             if not limit.expired():
                 limit.reschedule(asyncio.get_running_loop().time())
 
+    def resolve_model(self, name: str) -> str:
+        """The model or adapter that the call of the running code means; NotFound where its key may use none
+        of that name."""
+        return self._pool.resolve_model(name, current_call().models)
+
     def admit(self, call: ChatCall, allowed: Collection[str] | None = None) -> tuple[ChatCall, Hold]:
         """The call in the form that its model takes, and the places of its answers, until they have ended.
 

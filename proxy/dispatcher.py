@@ -37,7 +37,6 @@ from triptych.proxy.pd.router import PDRouter
 from triptych.proxy.pd.work import PDWork, PromptWork, work_of
 from triptych.proxy.ports import Link, Transport
 from triptych.proxy.quotas.call_context import CallContext
-from triptych.proxy.quotas.current_call import current_call
 from triptych.proxy.quotas.quota import Hold
 from triptych.proxy.quotas.table import QuotaTable, quota_specs
 from triptych.proxy.requests import instructions as do
@@ -165,9 +164,8 @@ class Dispatcher:
         self.jobs.set_share(nbytes)
 
     def resolve_model(self, name: str) -> str:
-        """The model or adapter that the current call means, see `KnownWorkers`; NotFound where its key may
-        use none of that name."""
-        return self._pool.resolve_model(name, current_call().models)
+        """The served name that a request means; see `KnownWorkers`."""
+        return self.admission.resolve_model(name)
 
     def scores_pairs(self, model: str) -> bool:
         """Whether the model that a request means is a reranker."""
