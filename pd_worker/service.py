@@ -99,7 +99,8 @@ async def _serve_vllm(config: PDConfig, process: WorkerProcess, token: str = "")
         info, health = engine.info, engine.health
         adapters = await asyncio.to_thread(read_adapters, config)
         check_server(adapters, info.adapters)
-        logger.info("vLLM %s serves %s, %d tokens", info.version, info.root, info.max_model_len)
+        drafts = ", speculatively" if info.speculates else ""
+        logger.info("vLLM %s serves %s, %d tokens%s", info.version, info.root, info.max_model_len, drafts)
         model = await asyncio.to_thread(in_short_lived_thread, load_front_model, config, info.max_model_len)
         tickets = await proven_tickets(config, engine, token or config.internal_token)
         metrics, incarnation = PDMetrics(model.name), uuid.uuid4().hex

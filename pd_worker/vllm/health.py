@@ -48,6 +48,11 @@ class EngineHealth:
         self._looking: asyncio.Task[None] | None = None
         self._complained_at = 0.0
 
+    @property
+    def speculates(self) -> bool:
+        """Whether the server decodes speculatively, by what it last said."""
+        return self.info is not None and self.info.speculates
+
     def watch(self, on_lost: Callable[[], None], working: Callable[[], bool]) -> None:
         """From now on calls `on_lost` when the server goes; `working`: requests are at work in it."""
         self._on_lost, self._working = on_lost, working

@@ -125,6 +125,7 @@ class VLLMWorker(PDWorker):
                 self._offer if config.role == PREFILL else None,
                 lambda result: metrics.kv_transfers.labels(model.name, result).inc(),
                 lambda: connection.health.kv_usage,
+                lambda: connection.health.speculates,
             )
         self.engine = VLLMEngine(
             config,

@@ -147,6 +147,8 @@ class ScriptedServer:
         #: Requests that it computes at once; 0: it does not say.
         self.max_num_seqs = 256
         self.key = ""
+        #: Whether its metrics count drafts.
+        self.speculates = False
         #: Names of its LoRA adapters.
         self.adapters: tuple[str, ...] = ()
         #: What its connector has of the cluster: the token, and whether certificates.
@@ -251,6 +253,8 @@ class ScriptedServer:
         lines = [f'vllm:iteration_tokens_total_count{{engine="0"}} {self.steps}']
         for engine, share in enumerate(self.kv_usage):
             lines.append(f'vllm:kv_cache_usage_perc{{engine="{engine}",model_name="a}} b"}} {share}')
+        if self.speculates:
+            lines.append('vllm:spec_decode_num_drafts_total{engine="0"} 0.0')
         return web.Response(text="\n".join(lines) + "\n")
 
 

@@ -178,6 +178,11 @@ class PDConfig(WorkerConfig):
         "model; with --engine vllm",
         joined=True,
     )
+    speculative_config: str = flag(
+        "",
+        'vLLM\'s speculative decoding, as its JSON: {"method": "ngram", "num_speculative_tokens": 4, '
+        '"prompt_lookup_max": 4}; with --engine vllm, of the worker\'s own vLLM',
+    )
     chat_template: str = flag(
         "",
         "file with a chat template (Jinja) in place of the checkpoint's, the same for all PD workers of a "
@@ -341,7 +346,15 @@ class PDConfig(WorkerConfig):
 
 
 #: Of PD workers alone: replicas compute themselves.
-ENGINE_FLAGS = ("engine", "engine_url", "engine_key_file", "lora_modules", "role", "kv_connector")
+ENGINE_FLAGS = (
+    "engine",
+    "engine_url",
+    "engine_key_file",
+    "lora_modules",
+    "speculative_config",
+    "role",
+    "kv_connector",
+)
 #: How encoders and PD workers share cores, by flag; a replica's sides take turns instead.
 SHARING_FLAGS = ("core_page", "core_slot", "spare_cores", "step_interval", "keep_core")
 

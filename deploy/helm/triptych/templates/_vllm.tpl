@@ -122,6 +122,10 @@
     - {{ dict "name" $name "path" (printf "/model/%s" $folder) | toJson | quote }}
     {{- end }}
     {{- end }}
+    {{- with .spec.vllm.speculativeConfig }}
+    - --speculative-config
+    - {{ toJson . | quote }}
+    {{- end }}
     {{- range .spec.vllm.args }}
     - {{ . | quote }}
     {{- end }}

@@ -288,3 +288,12 @@ def test_what_is_no_name_or_folder_below_the_model_is_refused(adapters) -> None:
     lora = EXAMPLE["pd"]["vllm"] | {"loraModules": adapters}
     with pytest.raises(HelmError, match="loraModules|invalid propertyName"):
         render(merged(EXAMPLE, pd={"vllm": lora}))
+
+
+def test_a_pools_server_is_given_how_to_speculate_and_its_worker_is_not() -> None:
+    drafts = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
+    values = merged(EXAMPLE, pd={"vllm": EXAMPLE["pd"]["vllm"] | {"speculativeConfig": drafts}})
+    manifest = next(one for one in workloads(render(values)) if component(one) == "pd")
+    server = named(manifest, "vllm")["args"]
+    assert json.loads(server[server.index("--speculative-config") + 1]) == drafts
+    assert "--speculative-config" not in main_container(manifest)["args"]
