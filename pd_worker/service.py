@@ -98,7 +98,7 @@ async def _serve_vllm(config: PDConfig, process: WorkerProcess, token: str = "")
             return
         info, health = engine.info, engine.health
         adapters = await asyncio.to_thread(read_adapters, config)
-        check_server(adapters, info.adapters)
+        check_server(adapters, info.adapters, config.device)
         drafts = ", speculatively" if info.speculates else ""
         logger.info("vLLM %s serves %s, %d tokens%s", info.version, info.root, info.max_model_len, drafts)
         model = await asyncio.to_thread(in_short_lived_thread, load_front_model, config, info.max_model_len)

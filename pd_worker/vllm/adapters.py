@@ -103,26 +103,27 @@ def check_tensors(name: str, keys: Sequence[str], of_tower: Sequence[str]) -> No
         )
 
 
-def lora_flags(adapters: Sequence[Adapter]) -> list[str]:
+def lora_flags(adapters: Sequence[Adapter], device: str) -> list[str]:
     """vLLM's words for them; none without adapters."""
     if not adapters:
         return []
     rank = max(adapter.rank for adapter in adapters)
-    most = min(len(adapters), _IN_A_BATCH)
+    # vLLM 0.32 on a CPU gives requests without an adapter the last place's: there it stays empty.
+    most = len(adapters) + 1 if device == "cpu" else min(len(adapters), _IN_A_BATCH)
     return [
         "--enable-lora",
         *("--max-lora-rank", str(next(each for each in RANKS if each >= rank))),
-        *("--max-loras", str(most), "--max-cpu-loras", str(len(adapters))),
+        *("--max-loras", str(most), "--max-cpu-loras", str(max(most, len(adapters)))),
         *("--lora-modules", *(json.dumps({"name": a.name, "path": str(a.path)}) for a in adapters)),
     ]
 
 
-def check_server(adapters: Sequence[Adapter], there: Collection[str]) -> None:
+def check_server(adapters: Sequence[Adapter], there: Collection[str], device: str) -> None:
     """ConfigError for adapters that the server at --engine-url does not list."""
     if missing := sorted({adapter.name for adapter in adapters} - set(there)):
         raise ConfigError(
             f"--lora-modules {missing[0]}: the server at --engine-url does not have it: start it with "
-            f"{' '.join(lora_flags(adapters))}"
+            f"{' '.join(lora_flags(adapters, device))}"
         )
 
 

@@ -93,7 +93,7 @@ def server_args(
     if config.kv_memory:
         # vLLM's is of one rank.
         args += ["--kv-cache-memory-bytes", str(config.kv_memory // config.tensor_parallel)]
-    args += lora_flags(read_adapters(config))
+    args += lora_flags(read_adapters(config), config.device)
     args += _speculation(config)
     if config.kv_connector == "nixl":
         args += ["--kv-transfer-config", json.dumps(_kv_transfer(config))]

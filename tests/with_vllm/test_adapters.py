@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 from support.data.adapters import merged, write_adapter
 from support.data.traffic import ask, ask_all, client_of, expected, mixed_cases
+from support.processes.cluster import wait_for
 from support.stores.server import StoreServer
 from support.vllm_engine.engines import WORDS
 from support.vllm_engine.front_door import FrontDoor, assert_varied_and_exact, namespace_of
@@ -31,6 +34,11 @@ class Adapted:
     references: dict[str, Path]
 
 
+def listed(url: str) -> set[str]:
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as reply:
+        return {model["id"] for model in json.load(reply)["data"]}
+
+
 @pytest.fixture(scope="module")
 def adapted(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Adapted]:
     """Two PD workers: the first has both adapters, the second none."""
@@ -44,7 +52,7 @@ def adapted(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     extra = {"store": store.url, "namespace": namespace_of(checkpoint), "wait_seconds": 2}
     modules = ",".join(f"{name}={path}" for name, path in folders.items())
     config = PDConfig(model=str(checkpoint), dtype="float32", lora_modules=modules)
-    more = [lora_flags(read_adapters(config)), []]
+    more = [lora_flags(read_adapters(config), "cpu"), []]
     servers = [
         VllmServer(checkpoint, folder / f"vllm-{at}.log", "ec_consumer", extra, (*WORDS, *words))
         for at, words in enumerate(more)
@@ -54,6 +62,7 @@ def adapted(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         for server in servers:
             server.start()
         door.start()
+        wait_for("the proxy to know the adapters", lambda: listed(door.urls[0]) >= folders.keys())
         yield Adapted(door, {checkpoint.name: checkpoint, **references})
     finally:
         door.stop()
@@ -66,11 +75,11 @@ async def test_the_model_and_two_adapters_at_once_answer_as_the_merged_checkpoin
     cases, url = mixed_cases(CASES, seed=5), adapted.door.urls[0]
     given = [ask_all(url, cases, TOKENS, name) for name in adapted.references]
     found = [[answer.token_ids for answer in answers] for answers in await asyncio.gather(*given)]
+    for path, outputs in zip(adapted.references.values(), found, strict=True):
+        assert_varied_and_exact(await asyncio.to_thread(expected, path, cases, TOKENS), outputs)
     # The same prompts once more: what vLLM has cached of each is its own adapter's.
     again = [ask_all(url, cases, TOKENS, name) for name in adapted.references]
     assert [[answer.token_ids for answer in answers] for answers in await asyncio.gather(*again)] == found
-    for path, outputs in zip(adapted.references.values(), found, strict=True):
-        assert_varied_and_exact(await asyncio.to_thread(expected, path, cases, TOKENS), outputs)
     assert all(len({tuple(output) for output in outputs}) == 3 for outputs in zip(*found, strict=True))
     pictures = {picture.tobytes() for case in cases for picture in case.images}
     assert adapted.door.total("encoder", "triptych_encoder_tower_items_total") == len(pictures)

@@ -193,7 +193,7 @@ def test_it_is_given_adapters_and_speculation(checkpoint: Path, tmp_path: Path) 
     )
     config = config_of(checkpoint, lora_modules=f"sql={folder}", speculative_config=json.dumps(drafts))
     words = server_args(config, 8123, str(tmp_path / "store"), 0)
-    given = lora_flags(read_adapters(config))
+    given = lora_flags(read_adapters(config), "cpu")
     assert given and words[words.index("--enable-lora") :][: len(given)] == given
     assert json.loads(words[words.index("--speculative-config") + 1]) == drafts
     neither = server_args(config_of(checkpoint), 8123, str(tmp_path / "store"), 0)

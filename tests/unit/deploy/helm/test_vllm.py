@@ -271,7 +271,7 @@ def test_server_and_worker_of_a_pool_are_given_its_adapters_by_the_same_names() 
     server, words = named(manifest, "vllm")["args"], main_container(manifest)["args"]
     at = server.index("--enable-lora")
     expected = [Adapter(name, Path("/model", folder), 64, "") for name, folder in adapters.items()]
-    given = lora_flags(expected)
+    given = lora_flags(expected, "cuda")
     assert [plain(word) for word in server[at : at + len(given)]] == [plain(word) for word in given]
     modules = [words[place + 1] for place, word in enumerate(words) if word == "--lora-modules"]
     assert parse_modules(",".join(modules)) == {one.name: one.path for one in expected}

@@ -146,19 +146,25 @@ def test_a_model_that_only_pools_takes_no_adapters(tmp_path: Path, monkeypatch: 
 
 def test_vllm_is_given_their_folders_their_number_and_a_rank_that_it_has() -> None:
     adapters = [Adapter(f"a{at}", Path(f"/x, y/{at}"), rank, "k") for at, rank in enumerate([4, 33, 8, 8, 8])]
-    words = lora_flags(adapters)
+    words = lora_flags(adapters, "cuda")
     value = {flag: words[words.index(flag) + 1] for flag in words if flag.startswith("--max")}
     assert value == {"--max-lora-rank": "64", "--max-loras": "4", "--max-cpu-loras": "5"}
     given = [json.loads(word) for word in words[words.index("--lora-modules") + 1 :]]
     assert given == [{"name": adapter.name, "path": str(adapter.path)} for adapter in adapters]
-    assert lora_flags([]) == []
+    assert lora_flags([], "cuda") == []
+
+
+def test_on_a_cpu_vllms_last_place_stays_empty() -> None:
+    """vLLM 0.32 gives requests without an adapter what is there."""
+    words = lora_flags([Adapter("a", Path("/a"), 8, "k"), Adapter("b", Path("/b"), 8, "l")], "cpu")
+    assert [words[words.index(flag) + 1] for flag in ("--max-loras", "--max-cpu-loras")] == ["3", "3"]
 
 
 def test_a_server_elsewhere_has_to_list_them() -> None:
     adapters = [Adapter("a", Path("/a"), 8, "k"), Adapter("b", Path("/b"), 8, "l")]
-    check_server(adapters, ["b", "c", "a"])
+    check_server(adapters, ["b", "c", "a"], "cpu")
     with pytest.raises(ConfigError, match=r"--lora-modules b: .*start it with --enable-lora"):
-        check_server(adapters, ["a"])
+        check_server(adapters, ["a"], "cpu")
 
 
 def test_the_native_engine_refuses_them_by_name() -> None:
