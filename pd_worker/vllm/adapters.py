@@ -132,7 +132,7 @@ def _rank(name: str, folder: Path) -> int:
     file = folder / _CONFIG
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-        ranks = [config["r"], *(config.get("rank_pattern") or {}).values()]
+        ranks: list[int] = [config["r"], *(config.get("rank_pattern") or {}).values()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"--lora-modules {name}: {file} is not what PEFT writes of a LoRA ({error!r}): give the folder "

@@ -31,7 +31,7 @@ def write_adapter(
     `config` are further fields of adapter_config.json.
     """
     generator = torch.Generator().manual_seed(seed)
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for key, tensor in _tensors(checkpoint).items():
         if re.search(targets, key):
             rows, columns = tensor.shape
