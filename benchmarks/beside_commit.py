@@ -1,4 +1,4 @@
-"""CPU of the proxy's relay, an engine's steps and small pictures beside another commit's, one tenant alone.
+"""A goodput mix, CPU of relay, of an engine's steps and of small pictures, beside another commit: one tenant.
 
     git worktree add --detach ../before COMMIT         # and a .venv there
     python -m benchmarks beside_commit ../before [--rounds 5]
@@ -7,7 +7,9 @@ Both checkouts' processes stay up, and take turns: the figure is the median of t
 commit's CPU seconds over this one's. Relay and text requests are those of `proxy_relay`; the steps are of the
 demo's decoder on one thread, with scheduler, events and metrics: for 1, 16 and 64 requests that decode, and
 for requests of 8 tokens that come and go. Pictures count by the clock: a PNG of 224x224 decoded and
-preprocessed in two threads, by an encoder worker's scheduler, with eight there at once.
+preprocessed in two threads, by an encoder worker's scheduler, with eight there at once. The mix is served by
+each checkout's cluster in turns, both with this commit's demo model: of two clusters at once one alone would
+keep a core to itself.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
+import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -33,7 +37,10 @@ DECODING = {1: 400, 16: 150, 64: 60}
 SHORT, AT_ONCE = 120, 16
 #: Pictures of one round, and how many are there at once.
 PICTURES, PICTURES_AT_ONCE = 600, 8
+#: What both clusters get, four of five requests of text alone.
+MIX = "bench goodput --launch 1E1PD --workload mix --concurrency 16 --requests 200 --warm-up 3 --plots none"
 CASES = (
+    "goodput mix",
     "small pictures",
     "relay",
     "text, streamed",
@@ -49,24 +56,49 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cases", nargs="*", default=CASES, choices=CASES)
     options = parser.parse_args()
-    sides = [_start(options.checkout.resolve()), _start(ROOT)]
+    checkouts = [options.checkout.resolve(), ROOT]
+    if "goodput mix" in options.cases:
+        _compare("goodput mix", options.rounds, [partial(_mix, checkout) for checkout in checkouts])
+    cases = [case for case in options.cases if case != "goodput mix"]
+    sides = [_start(checkout) for checkout in checkouts] if cases else []
     try:
-        for case in options.cases:
-            rounds = []
-            for number in range(options.rounds + 1):
-                order = sides if number % 2 else sides[::-1]
-                taken = {side: _ask(side, case) for side in order}
-                if number:  # the first round is a warm-up
-                    rounds.append((taken[sides[0]], taken[sides[1]]))
-            before, now = (statistics.median(each) for each in zip(*rounds, strict=True))
-            ratio = statistics.median(other / own for other, own in rounds)
-            sys.stdout.write(f"{case:16} {before:9.1f} us before, {now:9.1f} us now: {ratio:.3f}\n")
-            sys.stdout.flush()
+        for case in cases:
+            _compare(case, options.rounds, [partial(_ask, side, case) for side in sides])
     finally:
         for side in sides:
             assert side.stdin is not None
             side.stdin.close()  # it ends with its children
             side.wait()
+
+
+def _compare(case: str, rounds: int, sides: Sequence[Callable[[], float]]) -> None:
+    """Writes the case's line: the other commit's side and this one's in turns, after a warm-up."""
+    taken = []
+    for number in range(rounds + 1):
+        order = (0, 1) if number % 2 else (1, 0)
+        taken.append({place: sides[place]() for place in order})
+    before, now = (statistics.median(each[place] for each in taken[1:]) for place in (0, 1))
+    ratio = statistics.median(each[0] / each[1] for each in taken[1:])
+    sys.stdout.write(f"{case:16} {before:9.1f} us before, {now:9.1f} us now: {ratio:.3f}\n")
+    sys.stdout.flush()
+
+
+def _mix(checkout: Path) -> float:
+    """Microseconds of the clock for one request of a window, whose pictures nobody has sent before."""
+    with tempfile.TemporaryDirectory(prefix="triptych-mix-") as folder:
+        output = Path(folder) / "mix"
+        model = ("--launch-model", str(ROOT / "triptych/demo/model"), "--output", str(output))
+        subprocess.run(
+            [checkout / ".venv/bin/triptych", *MIX.split(), *model],
+            cwd=checkout,
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=300,
+        )
+        [window] = json.loads(output.with_suffix(".json").read_text())["windows"]
+    assert not window["failed"], f"{window['failed']} requests failed"
+    return 1e6 / float(window["request_throughput"])
 
 
 def _start(checkout: Path) -> subprocess.Popen[str]:

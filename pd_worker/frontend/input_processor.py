@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -14,7 +14,7 @@ from triptych.base.errors import ContextTooLong, DeadlineExceeded, InvalidReques
 from triptych.base.hashing import prefix_root
 from triptych.base.request import MAX_TENANT_SALT
 from triptych.base.types import ItemPlan, SamplingParams
-from triptych.models.base import DecoderSide, GenerationDefaults, PromptInputs
+from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.checkpoint.pooling import GENERATES, PoolingDefaults
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import NO_SAMPLING, NoText, bad_word_ids, resolve
@@ -44,8 +44,6 @@ from triptych.protos.convert import in_state, sampling_from_proto
 
 #: A week, in seconds.
 _MAX_TIMEOUT = 604800.0
-#: Prompts of text alone whose inputs are remembered, and the most tokens of one.
-_TEXTS, _TEXT_TOKENS = 16, 4096
 
 
 class InputProcessor:
@@ -85,8 +83,6 @@ class InputProcessor:
             tokenizer if self._timestamps is None else TimelessDecoder(tokenizer, self._timestamps)
         )
         self._decoder = decoder
-        #: All choices of a request have one prompt.
-        self._text_inputs = lru_cache(_TEXTS)(self._inputs_of_text)
         self._row_width = decoder.row_width
         self._defaults = defaults
         self._max_model_len = max_model_len
@@ -188,7 +184,7 @@ class InputProcessor:
 
     def _fields(self, message: pd_pb2.SubmitRequest, arrival: float, prompt: Prompt) -> dict[str, Any]:
         """The fields of every request, generated or pooled."""
-        given = self._prompt_inputs(message.salt, prompt)
+        given = self._decoder.prompt_inputs(prompt.token_ids, prompt.features)
         return {
             "request_id": message.request_id,
             "attempt": message.attempt,
@@ -206,15 +202,6 @@ class InputProcessor:
             "both_ways": given.spans,
             "inputs": given.inputs,
         }
-
-    def _prompt_inputs(self, salt: str, prompt: Prompt) -> PromptInputs:
-        if prompt.features or len(prompt.token_ids) > _TEXT_TOKENS or self._decoder.takes_inputs:
-            return self._decoder.prompt_inputs(prompt.token_ids, prompt.features)
-        return self._text_inputs(salt, tuple(prompt.token_ids))
-
-    def _inputs_of_text(self, salt: str, token_ids: tuple[int, ...]) -> PromptInputs:
-        """With the salt, which keeps tenants apart: none may tell by the time it takes what others ask."""
-        return self._decoder.prompt_inputs(token_ids, ())
 
     def tokenize(self, message: pd_pb2.TokenizeRequest) -> pd_pb2.TokenizeReply:
         """The token ids that Submit would make of this prompt, items not expanded. RequestError."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -18,10 +19,11 @@ from support.zoo.cases import Case
 from support.zoo.checkpoint import checkpoint
 from support.zoo.engine import Served
 from support.zoo.models import RECIPES
+from support.zoo.recipe import VOCAB_SIZE
 from support.zoo.status import ABSENT, REFUSED_CLASSES, REFUSED_RECIPES, SERVED, installed_classes, table
 from triptych.apps.cli.app import app
 from triptych.base.config import EncoderConfig, PDConfig
-from triptych.base.errors import ConfigError
+from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.encoder_worker.loading import load_tower
 from triptych.models.generic import decoder, encoder
 from triptych.pd_worker.native import load_model
@@ -42,6 +44,25 @@ def test_a_class_answers_as_generate(case: Case) -> None:
         case.assert_exact(case.answer(cell))
         assert case.blank_answer(cell) != case.references[0].token_ids, "blank rows change nothing"
         cell.assert_at_rest()
+
+
+@pytest.mark.parametrize("case", SERVED, indirect=True)
+def test_a_texts_positions_are_those_of_the_classs_own_forward(case: Case) -> None:
+    decoder = case.served.decoder
+    for seed, length in enumerate((1, 2, 9, 130)):
+        draw = torch.Generator().manual_seed(seed)
+        drawn = torch.randint(VOCAB_SIZE, (length,), generator=draw).tolist()
+        ids = [token for token in drawn if token not in decoder.row_token_ids] or [3]
+        try:
+            counted = decoder.prompt_inputs(ids, ())
+        except InvalidRequest:
+            assert not decoder.counts_text, "the class takes no text without a picture"
+            continue
+        with mock.patch.object(decoder, "counts_text", new=False):
+            captured = decoder.prompt_inputs(ids, ())
+        torch.testing.assert_close(counted.positions, captured.positions, atol=0, rtol=0)
+        assert (counted.delta, counted.spans) == (captured.delta, captured.spans)
+        assert counted.inputs.keys() == captured.inputs.keys()
 
 
 @pytest.mark.parametrize("case", SERVED, indirect=True)

@@ -77,6 +77,8 @@ class GenericDecoder(DecoderSide):
         self.modality = examined.modalities[0]  # type: ignore[misc]
         self._one_item = examined.one_item
         self._plain = examined.plain
+        #: Whether a prompt of text needs no capture.
+        self.counts_text, self._marks = examined.counts_text, examined.marks
         self.row_token_ids = self.capture_class.row_tokens(module.config)
         self._cache = cache_keyword(self._decoder.forward) if self.geometry.states else ""
 
@@ -211,6 +213,8 @@ class GenericDecoder(DecoderSide):
         count = len(token_ids)
         if self._plain:
             return PromptInputs(torch.arange(count)[None], 0)
+        if self.counts_text and not features and self._marks.isdisjoint(token_ids):
+            return PromptInputs(torch.arange(count).expand(self.geometry.position_rows, -1).contiguous(), 0)
         prompt = self._captured(token_ids, sorted(features, key=lambda feature: feature.placement.offset))
         own = torch.arange(count)[None] if prompt.positions is None else prompt.positions.long()
         if prompt.positions is not None and not torch.equal(own, prompt.positions):

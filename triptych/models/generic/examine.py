@@ -7,8 +7,10 @@ refused here, by name.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -25,6 +27,8 @@ from triptych.models.geometry import DecoderGeometry, LayerRule, SpanRule
 _SAMPLE_ROWS = range(1, 17)
 #: A window and a chunk so short that the sample's spans are longer.
 _SHORT = 2
+#: Tokens of the sample of a text.
+_TEXT = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,8 @@ class Examined:
 
     `container` and `takes_inputs` are as the capture has learnt them. `one_item`: a picture's rows depend on
     how many the prompt has. `plain`: the class gives its decoder nothing of a prompt but embeddings.
+    `counts_text`: of a prompt without items it gives nothing else but positions that count from 0, unless one
+    of `marks` is in it.
     `type_names` and `grid_names` are what the class takes of its processor's output beside pixels.
     `modalities` are those of its items, `silence` says why sound is not among them.
     """
@@ -44,6 +50,8 @@ class Examined:
     takes_inputs: bool
     one_item: bool
     plain: bool
+    counts_text: bool
+    marks: frozenset[int]
     type_names: tuple[str, ...]
     grid_names: tuple[str, ...]
     modalities: tuple[str, ...]
@@ -85,6 +93,7 @@ def examine(
     equal = all(shape == first for shape in shapes) and first.key_dim == first.value_dim
     silence = "" if modality == "audio" else _why_silent(capture, sample, config)
     visual = () if modality == "audio" else ("image", "video")
+    marks = _marks_of(config)
     return Examined(
         DecoderGeometry(
             num_layers=len(calls),
@@ -105,6 +114,8 @@ def examine(
         bool(prompt.inputs),
         one_item,
         prompt.positions is None and not (prompt.masks or prompt.inputs or capture.takes_details),
+        _counts_text(capture, marks),
+        marks,
         capture.type_names,
         capture.grid_names,
         visual if silence else (*visual, "audio"),
@@ -190,6 +201,37 @@ def _samples(capture: PromptCapture, config: Any) -> Iterator[_Sample]:
         ids = (*plain[:3], *start, *[image] * rows, *end, *plain[3:6])
         types = torch.tensor([[int(token == image) for token in ids]] * len(capture.type_names))
         yield _Sample(ids, types, rows, grids)
+
+
+def _marks_of(config: PreTrainedConfig) -> frozenset[int]:
+    """The tokens that the config or a part of it names: of a prompt's ids a class asks for no others.
+
+    Nor for those that begin and end a text, which stand in every conversation.
+    """
+    parts: list[Any] = [config, *(getattr(config, name, None) for name in config.sub_configs)]
+    named = {id(part): vars(part).items() for part in parts if part is not None}
+    return frozenset(
+        number
+        for name, value in chain.from_iterable(named.values())
+        if re.search(r"_(id|ids|index)$", name) and name not in ("bos_token_id", "eos_token_id")
+        for number in (value if isinstance(value, list | tuple) else [value])
+        if isinstance(number, int)
+    )
+
+
+def _counts_text(capture: PromptCapture, marks: frozenset[int]) -> bool:
+    """Whether a prompt of text gives the decoder embeddings of its ids and positions that count from 0."""
+    ids = [token for token in range(_TEXT + len(marks)) if token not in marks][:_TEXT]
+    try:
+        prompt = capture.run(ids, torch.zeros(len(capture.type_names), _TEXT, dtype=torch.int64))
+    except Exception:  # of any kind: a class may refuse a text without a picture
+        return False
+    positions, counted = prompt.positions, torch.arange(_TEXT)
+    return (
+        (positions is None or torch.equal(positions, counted.expand_as(positions)))
+        and torch.equal(prompt.embedded, torch.tensor(ids))
+        and not (prompt.spans or prompt.inputs)
+    )
 
 
 def _marker(config: Any, which: str) -> tuple[int, ...]:

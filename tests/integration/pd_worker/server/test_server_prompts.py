@@ -77,24 +77,3 @@ async def test_a_small_question_is_answered_while_long_ones_of_another_tenant_ar
     finally:
         go_on.set()
     assert all([(await question).max_model_len for question in long])
-
-
-async def test_choices_of_one_text_are_looked_into_once_and_those_of_another_tenant_apart(
-    client, model, monkeypatch
-):
-    asked, prompt_inputs = list[list[int]](), type(model.decoder).prompt_inputs
-
-    def counted(decoder, token_ids, features):
-        asked.append(list(token_ids))
-        return prompt_inputs(decoder, token_ids, features)
-
-    monkeypatch.setattr(type(model.decoder), "prompt_inputs", counted)
-    text, answers = "Of this text nobody has asked", {}
-    for salt in ("a", "b"):
-        for choice in range(3):
-            message = raw(client, f"{salt}{choice}", text=text)
-            message.salt = salt
-            await client.submit(message)
-            answers[salt, choice] = (await client.until(f"{salt}{choice}")).token_ids
-    assert asked == [ids_of(model, text)] * 2
-    assert len(set(map(tuple, answers.values()))) == 1

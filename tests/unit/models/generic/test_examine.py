@@ -59,6 +59,19 @@ def test_deepstack_levels_and_rows_of_positions() -> None:
     assert (geometry.deepstack_levels, geometry.position_rows, geometry.kv_shapes) == (2, 3, ())
 
 
+def test_a_text_needs_no_capture_unless_it_attends_both_ways_or_has_inputs_of_its_own() -> None:
+    assert examined("Qwen3VLMoe").counts_text and examined("LlavaNext").counts_text
+    assert not examined("PaliGemma").counts_text
+    assert not examined("Ernie4_5_VLMoe").counts_text
+
+
+def test_tokens_that_a_config_names_are_marks_but_those_around_every_text() -> None:
+    config = config_of("Qwen3VLMoe")
+    marks = examine(config).marks
+    assert {config.image_token_id, config.video_token_id, config.vision_start_token_id} <= marks
+    assert not marks & {config.text_config.bos_token_id, config.text_config.eos_token_id}
+
+
 def test_placeholders_that_a_class_embeds_as_padding_are_known() -> None:
     assert dict(examined("Kimi_K25").embedded) == {IMAGE: 0, VIDEO: 0}
 
