@@ -14,7 +14,7 @@ from triptych.base.delta import Delta
 from triptych.base.errors import InternalError, RequestError, Unavailable
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.scaling import ScalingRules, ScalingTarget
-from triptych.base.types import PositionLogprobs
+from triptych.base.types import PositionLogprobs, Task
 from triptych.protos.encoder_pb2 import JobWaits
 from triptych.proxy.admission import Backpressure, RequestAdmission, make_choices
 from triptych.proxy.call.chat import ChatCall, Done, Output
@@ -167,9 +167,9 @@ class Dispatcher:
         """The served name that a request means; see `KnownWorkers`."""
         return self.admission.resolve_model(name)
 
-    def scores_pairs(self, model: str) -> bool:
-        """Whether the model that a request means is a reranker."""
-        return self.kind(model).task == "score"
+    def task(self, model: str) -> Task:
+        """What the model that a request means is for."""
+        return self.kind(model).task
 
     def kind(self, model: str) -> ModelKind:
         """What the model that a request means takes."""

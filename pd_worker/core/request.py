@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from triptych.base.errors import RequestError
 from triptych.base.log import log_fields
-from triptych.base.types import FinishReason, MMFeature, ReasoningMarkers, TimestampTokens
+from triptych.base.types import FinishReason, KeptKV, MMFeature, ReasoningMarkers, TimestampTokens
 from triptych.pd_worker.core.items.item import ItemStatus, ItemTable, ItemUse
 from triptych.pd_worker.core.kv_cache.block_pool import PrefixChain
 
@@ -56,15 +56,6 @@ class TokenMask(Protocol):
     def allowed(self, output_ids: Sequence[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None:
         """The allowed next token ids, bool [ids of the tokenizer]; None after an error."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class KeptKV:
-    """A prompt's KV that another worker's engine keeps for one read: where, in that engine's own words, and
-    up to which moment of `time.monotonic`."""
-
-    params: bytes
-    until: float
 
 
 @dataclass(eq=False, slots=True)
@@ -185,7 +176,7 @@ class RequestStatus(enum.Enum):
 
 @dataclass(slots=True)
 class PooledRows:
-    """The sum, or the first, of the hidden states of a request's first `count` tokens."""
+    """Of a request's first `count` tokens: the sum, or the first, of the hidden states, or all vectors."""
 
     value: torch.Tensor
     count: int

@@ -237,7 +237,8 @@ class Pooling:
     """How a request's hidden states are pooled, without gaps.
 
     With `scores` the last token's logits give the score; `score_ids` as in `PoolingDefaults`. Else `method`
-    gives a vector, of which `dimensions` elements are left (0: all), with a length of 1 if `normalize`.
+    gives a vector, of which `dimensions` elements are left (0: all), with a length of 1 if `normalize`. The
+    method "token" gives one for each token; or, with `query`, a score: their MaxSim with these vectors.
     """
 
     method: str = "last"
@@ -245,6 +246,11 @@ class Pooling:
     dimensions: int = 0
     scores: bool = False
     score_ids: tuple[int, ...] = ()
+    query: bytes = b""
+
+    @property
+    def of_tokens(self) -> bool:
+        return self.method == "token"
 
     @property
     def reads_all_rows(self) -> bool:

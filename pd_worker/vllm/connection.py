@@ -186,6 +186,11 @@ def choose_engine(config: PDConfig, architecture: str, program: str, task: Task 
     """
     if config.engine == "native":
         return EngineChoice("native", "--engine native")
+    if task == "token_embed" and (config.engine_url or config.engine == "vllm"):
+        raise ConfigError(
+            f"--engine vllm: a vector for each token of {architecture} is the native engine's: "
+            "leave out --engine and --engine-url"
+        )
     if config.engine_url:
         return EngineChoice("vllm", f"the server at --engine-url {config.engine_url}")
     if config.engine == "vllm":

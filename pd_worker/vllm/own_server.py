@@ -24,7 +24,7 @@ from triptych.models.identity import model_identity
 from triptych.models.registry import family_of, resolve_dtype
 from triptych.pd_worker.vllm.adapters import lora_flags, read_adapters
 from triptych.pd_worker.vllm.gpus import EngineGpus
-from triptych.pd_worker.vllm.kv_transfer import TRANSFER_CONFIG
+from triptych.pd_worker.vllm.kv_transfer import transfer_config
 from triptych.pd_worker.vllm.pooled import pooling_flags
 
 logger = logging.getLogger(__name__)
@@ -128,7 +128,8 @@ def _speculation(config: PDConfig) -> list[str]:
 
 
 def _kv_transfer(config: PDConfig) -> JsonObject:
-    return {**TRANSFER_CONFIG, "kv_buffer_device": "cpu"} if config.device == "cpu" else TRANSFER_CONFIG
+    transfer = transfer_config(config.role)
+    return {**transfer, "kv_buffer_device": "cpu"} if config.device == "cpu" else transfer
 
 
 def connector_environment(config: PDConfig) -> dict[str, str]:

@@ -21,11 +21,11 @@ from triptych.base.metrics import PDMetrics
 from triptych.base.source_tickets import SourceTickets
 from triptych.base.tracing.context import Producers
 from triptych.base.tracing.tracer import Tracer
-from triptych.base.types import WorkerInfo
+from triptych.base.types import KeptKV, WorkerInfo
 from triptych.base.vllm_classes import class_of
 from triptych.ec_connector.base import DirectTransfer
 from triptych.models.registry import family_of, resolve_dtype
-from triptych.pd_worker.core.request import EngineRequest, KeptKV
+from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.events.attempt_trace import PDTraces
 from triptych.pd_worker.frontend.grammar import compiler_of
 from triptych.pd_worker.vllm.adapters import Adapter

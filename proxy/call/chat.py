@@ -150,10 +150,13 @@ def modality_of(part: ItemPart) -> str:
 class PoolingOptions:
     """What a request without generation asks for; empty fields are the checkpoint's own way. See `pd.proto`.
 
-    With `scores` its messages are a query and a document.
+    With `scores` its messages are a query and a document. With `tokens` each token has a vector; with
+    `query`, the vectors of one, the result is their MaxSim.
     """
 
     scores: bool = False
+    tokens: bool = False
+    query: bytes = b""
     method: str = ""
     normalize: bool | None = None
     dimensions: int = 0
@@ -280,7 +283,7 @@ class Done:
     final: bool = True
     #: The stop string that has ended it, if one has.
     stop_sequence: str = ""
-    #: Of a pooled call: the vector, or the score, as little-endian float32.
+    #: Of a pooled call: the vector, those of all tokens, or the score, as little-endian float32.
     pooled: bytes = b""
 
 

@@ -32,6 +32,7 @@ from triptych.base.request import (
 from triptych.base.types import (
     OutputFormat,
     SamplingParams,
+    Task,
 )
 from triptych.proxy.call.chat import ChatCall, ChatMessage, EncoderPrompt, modality_of
 from triptych.proxy.call.json_text import check_depth, decode_text
@@ -172,7 +173,7 @@ class ModelKind:
     modality: str = "image"
     #: Its PD workers take requests without generation; "generate", "embed" or "score" is what it is made for.
     pools: bool = False
-    task: str = "generate"
+    task: Task = "generate"
     #: The modalities of a prompt's items, where its PD workers name them.
     items: tuple[str, ...] = ()
 
@@ -221,10 +222,21 @@ def fit(call: ChatCall, kind: ModelKind) -> ChatCall:
     return call
 
 
+#: What models that generate nothing give, and where.
+_GIVES: dict[Task, tuple[str, str]] = {
+    "embed": ("embeddings", "/v1/embeddings"),
+    "score": ("scores", "/v1/rerank"),
+    "token_embed": ("a vector for each token", "/pooling or /v1/rerank"),
+}
+
+
 def _check_task(call: ChatCall, kind: ModelKind) -> None:
-    """Generation is of generating models, a score of a reranker; other models give embeddings as well."""
+    """Generation is of generating models, a score of a reranker, a vector of each token of a retriever.
+
+    Models other than these two give embeddings as well.
+    """
     if call.pooling is None and kind.task != "generate":
-        what, path = ("scores", "/v1/rerank") if kind.task == "score" else ("embeddings", "/v1/embeddings")
+        what, path = _GIVES[kind.task]
         raise InvalidRequest(
             f"model: {_name(call)} gives {what} and generates nothing: use POST {path}, or another model",
             param="model",
@@ -234,6 +246,11 @@ def _check_task(call: ChatCall, kind: ModelKind) -> None:
         raise InvalidRequest(
             f"model: {_name(call)} {why}: it gives no embeddings and no scores, use another model",
             param="model",
+        )
+    if call.pooling is not None and call.pooling.tokens != (kind.task == "token_embed"):
+        what, path = _GIVES.get(kind.task, _GIVES["embed"])
+        raise InvalidRequest(
+            f"model: {_name(call)} gives {what}: use POST {path}, or another model", param="model"
         )
 
 

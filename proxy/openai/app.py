@@ -45,7 +45,13 @@ ENDPOINTS: dict[str, type[CallEndpoint[Any]]] = {
     "/detokenize": DetokenizeEndpoint,
 }
 #: Edges whose `ENDPOINTS` are served, too.
-EDGES = ("responses.endpoint", "messages.endpoint", "retrieval.embeddings", "retrieval.ranking")
+EDGES = (
+    "responses.endpoint",
+    "messages.endpoint",
+    "retrieval.embeddings",
+    "retrieval.ranking",
+    "retrieval.pooling",
+)
 for _edge in EDGES:
     ENDPOINTS |= getattr(load_edge(f"triptych.proxy.openai.{_edge}"), "ENDPOINTS", {})
 

@@ -199,5 +199,9 @@ def transcription_to_proto(transcription: Transcription | None) -> common_pb2.Tr
 def pooling_to_proto(pooling: PoolingOptions) -> pd_pb2.Pooling:
     task = pd_pb2.Pooling.TASK_SCORE if pooling.scores else pd_pb2.Pooling.TASK_EMBED
     return pd_pb2.Pooling(
-        task=task, method=pooling.method, normalize=pooling.normalize, dimensions=pooling.dimensions
+        task=pd_pb2.Pooling.TASK_TOKEN_EMBED if pooling.tokens else task,
+        method=pooling.method,
+        normalize=pooling.normalize,
+        dimensions=pooling.dimensions,
+        query=pooling.query,
     )

@@ -117,6 +117,7 @@ class ToolDefinition(msgspec.Struct):
     input_schema: dict[str, object]
     description: str = ""
     type: Literal["custom"] = "custom"
+    strict: bool | None = None
 
 
 class ToolChoiceBody(msgspec.Struct):
@@ -340,11 +341,10 @@ def _conversation(body: CountTokensBody) -> AnthropicConversation:
 
 
 def _tool(tool: ToolDefinition) -> dict[str, object]:
-    described = {"description": tool.description} if tool.description else {}
-    return {
-        "type": "function",
-        "function": {"name": tool.name, **described, "parameters": tool.input_schema},
-    }
+    said: dict[str, object] = {"description": tool.description} if tool.description else {}
+    if tool.strict is not None:
+        said["strict"] = tool.strict
+    return {"type": "function", "function": {"name": tool.name, **said, "parameters": tool.input_schema}}
 
 
 def _tool_choice(choice: ToolChoiceBody | None) -> ToolChoice:

@@ -108,6 +108,7 @@ CHOICES: Mapping[str, list[Values]] = {
     "encoder.device": [{}, {"encoder": {"device": "cuda"}}],
     "encoder.dataParallel": [{}, {"encoder": {"dataParallel": 2}}],
     "encoder.maxDecodeSeconds": [{}, {"encoder": {"maxDecodeSeconds": 2.5}}],
+    "encoder.storeRows": [{}, {"encoder": {"storeRows": "int8"}}],
     "encoder.replicas": [{}, {"encoder": {"replicas": 4}}],
     "encoder.resources": [
         {},

@@ -143,6 +143,13 @@ class EncoderConfig(WorkerConfig):
     ec_transfer_port: int = flag(
         0, "port at which PD workers of other hosts read embeddings; 0 picks a free one"
     )
+    ec_store_rows: str = flag(
+        "dtype",
+        "form of embeddings in store and transfers: dtype, that of --dtype; int8, in 8 bits with a scale for "
+        "each row and deepstack level: half of 16 bits; PD workers read both (`triptych check` measures "
+        "what it costs)",
+        choices=("dtype", "int8"),
+    )
     embedding_ttl: float = flag(3600.0, "seconds that an unused embedding stays in the store")
 
     @property

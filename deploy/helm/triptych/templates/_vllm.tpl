@@ -107,7 +107,7 @@
     {{- end }}
     {{- if eq .spec.vllm.kvConnector "nixl" }}
     - --kv-transfer-config
-    - '{"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"kv_lease_duration": 60}}'
+    - '{"kv_connector": "NixlConnector", "kv_role": "{{ ternary "kv_producer" "kv_consumer" (eq .spec.role "prefill") }}", "kv_connector_extra_config": {"kv_lease_duration": 60}}'
     {{- end }}
     {{- with .spec.vllm.loraModules }}
     - --enable-lora

@@ -107,6 +107,8 @@ spec:
             {{- if ne .component "pd" }}
             - --max-decode-seconds
             - {{ default .root.Values.encoder.maxDecodeSeconds $p.maxDecodeSeconds | quote }}
+            - --ec-store-rows
+            - {{ default .root.Values.encoder.storeRows $p.storeRows }}
             {{- end }}
             {{- with include "triptych.modelName" . }}
             - --served-model-name

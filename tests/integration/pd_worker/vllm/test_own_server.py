@@ -215,6 +215,18 @@ def test_speculation_that_is_none_or_not_exact_is_refused(given, reason, checkpo
         server_args(config_of(checkpoint, speculative_config=given), 8123, str(tmp_path / "store"), 0)
 
 
+@pytest.mark.parametrize(
+    "role, kv_role", [("prefill", "kv_producer"), ("decode", "kv_consumer"), ("both", "kv_consumer")]
+)
+def test_a_server_sends_kv_or_reads_it_by_the_workers_role(
+    checkpoint: Path, tmp_path: Path, role: str, kv_role: str
+) -> None:
+    """vLLM drops `kv_both`; a worker of both roles takes requests over, and hands none over."""
+    config = config_of(checkpoint, kv_connector="nixl", role=role)
+    words = [str(word) for word in server_args(config, 8123, str(tmp_path / "store"), 0)]
+    assert json.loads(words[words.index("--kv-transfer-config") + 1])["kv_role"] == kv_role
+
+
 def test_without_a_connector_it_has_none(checkpoint: Path, tmp_path: Path) -> None:
     config = config_of(checkpoint)
     assert "--kv-transfer-config" not in server_args(config, 8123, str(tmp_path / "store"), 0)

@@ -26,7 +26,7 @@ from support.monitoring.metric_table import documented
 from triptych import __version__
 from triptych.integrations.vllm.options import parse_options
 from triptych.pd_worker.vllm.adapters import Adapter, lora_flags, parse_modules
-from triptych.pd_worker.vllm.kv_transfer import TRANSFER_CONFIG
+from triptych.pd_worker.vllm.kv_transfer import transfer_config
 
 FOLDER = "deploy/helm/triptych/examples"
 EXAMPLE = example("qwen3-vl-8b-l4-encoders")
@@ -243,7 +243,8 @@ def test_servers_of_prefill_and_decode_pools_reach_each_other_by_nixl_and_nobody
     for manifest in (one for one in workloads(rendered) if component(one) == "pd"):
         server, words = named(manifest, "vllm"), main_container(manifest)["args"]
         transfer = json.loads(server["args"][server["args"].index("--kv-transfer-config") + 1])
-        assert transfer == TRANSFER_CONFIG, "as a server of the worker's own"
+        role = words[words.index("--role") + 1]
+        assert transfer == transfer_config(role), "as a server of the worker's own"
         (host,) = [one for one in server["env"] if one["name"] == "VLLM_NIXL_SIDE_CHANNEL_HOST"]
         assert host["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
         assert words[words.index("--kv-connector") + 1] == "nixl"

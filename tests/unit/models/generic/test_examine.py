@@ -38,6 +38,19 @@ def examined(family: str) -> Examined:
     return examine(config_of(family))
 
 
+def test_a_text_model_in_which_all_tokens_attend_to_one_another_is_not_served() -> None:
+    text = {"vocab_size": 320, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    tokens = dict.fromkeys(
+        ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0
+    )
+    inner = {"text_config": {**text, **tokens, "num_hidden_layers": 2}, "image_token_id": IMAGE}
+    config = transformers.ColModernVBertConfig(vlm_config={"model_type": "modernvbert", **inner})
+    config.architectures = ["ColModernVBertForRetrieval"]
+    config.image_token_id = IMAGE
+    with pytest.raises(ConfigError, match="ColModernVBertForRetrieval: all tokens attend to one another"):
+        examine(config)
+
+
 def test_a_window_cuts_the_spans_of_every_layer_of_gemma3() -> None:
     sliding, full = LayerRule(6, None, SpanRule.CUT), LayerRule(None, None, SpanRule.CUT)
     assert examined("Gemma3").rules == (sliding, full, sliding)

@@ -129,6 +129,14 @@ def test_a_server_that_is_named_is_used_whatever_is_installed(engine):
     assert URL in choice.reason
 
 
+@pytest.mark.parametrize("flags", [{"engine": "vllm"}, {"engine_url": URL}])
+def test_vectors_of_tokens_are_the_native_engine_s_whatever_is_asked_for(flags):
+    retriever = "ColQwen2ForRetrieval"
+    assert chosen(retriever, task="token_embed").engine == "native"
+    with pytest.raises(ConfigError, match=f"{retriever}.*leave out --engine"):
+        chosen(retriever, task="token_embed", **flags)
+
+
 def test_vllm_that_is_asked_for_is_started_on_any_device_or_its_absence_told():
     assert chosen(engine="vllm", device="cpu").own
     with pytest.raises(ConfigError, match="no vLLM is installed here: pip install vllm"):
