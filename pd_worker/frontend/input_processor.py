@@ -245,7 +245,8 @@ class InputProcessor:
         try:
             return form and self._grammars.state(form).output_format
         except InvalidRequest as error:
-            raise InvalidRequest(f"tools: {error.message.partition(': ')[2]}", param="tools") from error
+            reason = error.message.partition(": ")[2]
+            raise InvalidRequest(f"tools: {reason}; or leave strict out", param="tools") from error
 
     def _mask(
         self,

@@ -66,3 +66,4 @@ async def test_a_schema_that_cannot_be_held_is_refused_by_the_field_and_named(cl
     message.template.tools = tools(True, {"type": "object", "not": {}})
     reply = await client.submit(message)
     assert reply.error.param == "tools" and reply.error.message.startswith("tools: not is not supported")
+    assert reply.error.message.endswith("; or leave strict out")
