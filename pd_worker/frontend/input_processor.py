@@ -126,8 +126,8 @@ class InputProcessor:
             reasoning = None
         phase = ReasoningPhase.ANSWER if reasoning is None else reasoning.phase(prompt.token_ids)
         decoder: TokenDecoder = self._detokenizer
-        if chat and self._prompts.kept:
-            decoder = MarkerDecoder(decoder, self._prompts.kept)
+        if chat and (self._prompts.kept or self._prompts.dropped):
+            decoder = MarkerDecoder(decoder, self._prompts.kept, self._prompts.dropped)
         output = OutputText(decoder, sampling, received, resume.text_sent_chars if resume else 0)
         options = {} if two is None else two.options
         request = EngineRequest(
@@ -202,6 +202,7 @@ class InputProcessor:
             "proxy_id": message.proxy_id,
             "label": message.label,
             "tenant": message.tenant,
+            "priority": message.priority,
             "arrival": arrival,
             "deadline": arrival + message.timeout,
             "prompt_token_ids": prompt.token_ids,

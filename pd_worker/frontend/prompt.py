@@ -20,9 +20,7 @@ from triptych.models.checkpoint.retriever import retriever_template
 from triptych.pd_worker.frontend.chat_template import (
     ChatTemplate,
     TemplateMessage,
-    find_tool_format,
     for_template,
-    marker_tokens,
     parse_messages,
     parse_tools,
     parse_variables,
@@ -33,6 +31,7 @@ from triptych.pd_worker.frontend.chat_template import (
 from triptych.pd_worker.frontend.item_tokens import written_others, written_token
 from triptych.pd_worker.frontend.reasoning import Reasoning, find_reasoning
 from triptych.pd_worker.frontend.tokenization import GuardedTokenizer, load_tokenizer
+from triptych.pd_worker.frontend.tool_format import find_tool_format, output_markers, with_native_ids
 from triptych.pd_worker.frontend.wire import in_words, parse_pair, plain_text
 
 logger = logging.getLogger(__name__)
@@ -64,6 +63,7 @@ class PromptBuilder:
         reasoning: Reasoning | None = None,
         tool_format: str = "",
         kept: frozenset[int] = frozenset(),
+        dropped: frozenset[int] = frozenset(),
         adds_first: bool = True,
     ) -> None:
         """`image_token_id` is what the template writes for an image, the decoder's by default.
@@ -75,9 +75,10 @@ class PromptBuilder:
         self._adds_first = adds_first
         #: What marks the model's reasoning; None where it does not reason.
         self.reasoning = reasoning
-        #: How the model writes tool calls; and the special tokens of both, which stay in the output's text.
+        #: How the model writes tool calls; the special tokens of both, which stay in the output's text, and
+        #: tokens around an answer, which do not.
         self.tool_format = tool_format
-        self.kept = kept
+        self.kept, self.dropped = kept, dropped
         image = decoder.image_token_id if image_token_id is None else image_token_id
         #: The modality of each token that stands for an item.
         self._items = {token: modality for modality, token in (others or {}).items()}
@@ -229,7 +230,7 @@ class PromptBuilder:
             raise InvalidRequest("messages hold text that is no Unicode", param="messages") from error
 
     def _render(self, messages: Sequence[Message], options: TemplateOptions) -> str:
-        protect = self._tokenizer.protect
+        protect, messages = self._tokenizer.protect, with_native_ids(self.tool_format, messages)
         shaped = [for_template(message, index, protect) for index, message in enumerate(messages)]
         mark = _mark_end(messages[-1], shaped[-1]) if options.continue_final_message else ""
         text = self._template.render(
@@ -386,8 +387,7 @@ def open_checkpoint(
     decode = partial(backend.decode, skip_special_tokens=False)
     reasoning = find_reasoning(reasoning_parser, source, backend)
     tool_format = find_tool_format(tool_call_parser, source)
-    markers = marker_tokens(tool_format, backend) | (reasoning.tokens if reasoning else frozenset())
-    added = backend.get_added_tokens_decoder()
+    kept, dropped = output_markers(tool_format, reasoning, backend)
     builder = PromptBuilder(
         template,
         guarded,
@@ -398,7 +398,8 @@ def open_checkpoint(
         decode=decode,
         reasoning=reasoning,
         tool_format=tool_format,
-        kept=frozenset(token for token in markers if token in added and added[token].special),
+        kept=kept,
+        dropped=dropped,
         adds_first=not forms,
     )
     return builder, backend

@@ -177,13 +177,13 @@ class RequestRun:
             self._finish(output.finished, None)
             return
         sizes = distinct_bytes(state.features)
-        await self._ports.room.reserve(state.request_id, state.order, sizes, state.tenant)
+        await self._ports.room.reserve(state.request_id, state.own_order, sizes, state.tenant)
         state.admitted_at = time.monotonic()
         self._emit(request_events.admitted(state))
         self._report_missing(dict.fromkeys(self.request.unencoded & self._plans.keys(), ""))
         while not self._finished:
             await self._find_items()
-            async with self._ports.places.place(state.order, state.tenant) as place:
+            async with self._ports.places.place(state.own_order, state.tenant) as place:
                 pause = await self._attempt_unless_left(place)
             await asyncio.sleep(pause)
 

@@ -185,6 +185,8 @@ class ChatCall:
     cache_salt: str = ""
     processor_options: Mapping[str, object] = field(default_factory=dict)
     n: int = 1
+    #: Among its tenant's requests the lower one goes first.
+    priority: int = 0
     template: TemplateOptions = TemplateOptions()
     #: Stands in the place of messages, which are empty then.
     prompt: RawPrompt | None = None

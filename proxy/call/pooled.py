@@ -112,6 +112,7 @@ def pooled_call(
     pooling: PoolingOptions,
     cache_salt: str,
     processor_options: Mapping[str, object],
+    priority: int = 0,
 ) -> ChatCall:
     """A call that has no prompt yet; InvalidRequest for a salt or options out of bounds."""
     return ChatCall(
@@ -122,6 +123,7 @@ def pooled_call(
         timeout=timeout,
         cache_salt=check_salt(cache_salt),
         processor_options=check_options(processor_options),
+        priority=priority,
         pooling=pooling,
         whole=True,
     )

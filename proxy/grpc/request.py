@@ -59,6 +59,7 @@ def call_of(
         cache_salt=check_salt(request.cache_salt),
         processor_options=processor_options(request.mm_processor_kwargs),
         n=request.n or 1,
+        priority=request.priority,
         template=template_options(
             messages[-1],
             tools=tools.tools,

@@ -96,6 +96,7 @@ def generate_call(request: proxy_pb2.GenerateRequest, *, timeout: float, max_cho
         timeout=min(request.timeout or timeout, timeout),
         cache_salt=check_salt(request.cache_salt),
         n=request.n or 1,
+        priority=request.priority,
         prompt=decoder,
         prompt_param=request.WhichOneof("decoder") or "prompt",
         encoder=encoder,

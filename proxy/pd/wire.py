@@ -76,6 +76,7 @@ def submit_message(
         sampling=sampling_to_proto(call.sampling),
         salt=call.salt,
         tenant=tenant_digest(call.tenant),
+        priority=call.priority,
         template=template_to_proto(call.template),
         encoder_prompt=encoder_prompt_to_proto(call.encoder) if call.encoder else None,
         transcription=transcription_to_proto(call.transcription),

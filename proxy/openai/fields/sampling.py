@@ -130,6 +130,10 @@ def late(kind: Any) -> Meta:
 
 
 CacheSalt = Annotated[str, Meta(extra_json_schema={"maxLength": MAX_SALT})]
+Priority = Annotated[
+    Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None,
+    Meta(description="Among the key's own requests the lower one goes first; 0 by default."),
+]
 _Biases = Annotated[
     dict[str, LogitBias],
     Meta(max_length=MAX_BIASES, extra_json_schema={"propertyNames": {"pattern": "^[0-9]{1,9}$"}}),
@@ -197,6 +201,7 @@ class SamplingBody(UnservedBody, kw_only=True):
     ignore_eos: Annotated[
         bool | None, Meta(description="Go on past the end-of-sequence token, up to max_tokens.")
     ] = None
+    priority: Priority = None
     thinking_token_budget: Annotated[
         MinTokens | None, Meta(description="Largest number of reasoning tokens, of models that reason.")
     ] = None

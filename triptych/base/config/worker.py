@@ -202,8 +202,8 @@ class PDConfig(WorkerConfig):
     )
     tool_call_parser: str = flag(
         "auto",
-        "format of the model's tool calls: auto, by the chat template, or hermes, qwen3_coder, glm45, "
-        "mistral, llama3_json, pythonic, gemma4",
+        "format of the model's tool calls: auto, by the chat template, or vLLM's name of a parser "
+        "(docs/api.md has them)",
     )
     schemas: str = flag(
         "closed",

@@ -52,7 +52,9 @@ def make_request(attempt: int) -> Any:
         name="r",
         order=1,
         resumed=attempt > 1,
-        call=SimpleNamespace(tenant="", prompt=(1,), encoder=None, sampling=SimpleNamespace(max_tokens=1)),
+        call=SimpleNamespace(
+            tenant="", priority=0, prompt=(1,), encoder=None, sampling=SimpleNamespace(max_tokens=1)
+        ),
         bound=Binding("m", ""),
         content=SimpleNamespace(items=(), chain=()),
         lifecycle=SimpleNamespace(
