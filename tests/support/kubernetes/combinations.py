@@ -134,6 +134,11 @@ CHOICES: Mapping[str, list[Values]] = {
     "pd.sharePrefixes": [{}, {"pd": {"sharePrefixes": "auto"}}],
     "pd.kvConnector": [{}, {**VLLM, "pd": _ENGINE | {"vllm": _SERVER | {"kvConnector": "nixl"}}}],
     "pd.engineClass": [{}, {**VLLM, "pd": _ENGINE | {"vllm": _SERVER | {"engineClass": "generic"}}}],
+    "pd.loraModules": [{}, {**VLLM, "pd": _ENGINE | {"vllm": _SERVER | {"loraModules": {"sql": "a/sql"}}}}],
+    "pd.speculativeConfig": [
+        {},
+        {**VLLM, "pd": _ENGINE | {"vllm": _SERVER | {"speculativeConfig": {"a": 1}}}},
+    ],
     "pd.role": [{}, {"pdPools": [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]}],
     "pd.resources": [
         {},

@@ -102,6 +102,12 @@ spec:
             - --engine-class
             - {{ $p.vllm.engineClass }}
             {{- end }}
+            {{- if $vllm }}
+            {{- range $name, $folder := $p.vllm.loraModules }}
+            - --lora-modules
+            - {{ printf "%s=/model/%s" $name $folder | quote }}
+            {{- end }}
+            {{- end }}
             {{- if ne .component "pd" }}
             - --max-decode-seconds
             - {{ default .root.Values.encoder.maxDecodeSeconds $p.maxDecodeSeconds | quote }}
