@@ -179,6 +179,17 @@ class PDConfig(WorkerConfig):
     )
     engine_url: str = flag("", "URL of a vLLM server, like http://10.0.0.7:8000; default: one is started")
     engine_key_file: str = flag("", "file with the API key of that vLLM server (its --api-key)")
+    lora_modules: str = flag(
+        "",
+        "LoRA adapters of the language model as PEFT saves them, NAME=DIR each, which clients name as a "
+        "model; with --engine vllm",
+        joined=True,
+    )
+    speculative_config: str = flag(
+        "",
+        'vLLM\'s speculative decoding, as its JSON: {"method": "ngram", "num_speculative_tokens": 4, '
+        '"prompt_lookup_max": 4}; with --engine vllm, of the worker\'s own vLLM',
+    )
     chat_template: str = flag(
         "",
         "file with a chat template (Jinja) in place of the checkpoint's, the same for all PD workers of a "
@@ -244,6 +255,13 @@ class PDConfig(WorkerConfig):
         "most two slots for each of --max-num-seqs; 256MiB if memory is not measured",
         size=True,
         auto=True,
+    )
+    engine_class: str = flag(
+        "known",
+        "classes that are served with --engine vllm: known, those whose rows were compared with vLLM's; "
+        "generic, also another one for its pictures, once at the start the tokens that vLLM writes for a "
+        "picture are those of this worker; the values of its rows are not compared",
+        choices=("known", "generic"),
     )
     role: str = flag(
         "both",
@@ -342,7 +360,16 @@ class PDConfig(WorkerConfig):
 
 
 #: Of PD workers alone: replicas compute themselves.
-ENGINE_FLAGS = ("engine", "engine_url", "engine_key_file", "role", "kv_connector")
+ENGINE_FLAGS = (
+    "engine",
+    "engine_url",
+    "engine_key_file",
+    "engine_class",
+    "lora_modules",
+    "speculative_config",
+    "role",
+    "kv_connector",
+)
 #: How encoders and PD workers share cores, by flag; a replica's sides take turns instead.
 SHARING_FLAGS = ("core_page", "core_slot", "spare_cores", "step_interval", "keep_core")
 
