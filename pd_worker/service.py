@@ -24,6 +24,7 @@ from triptych.models.defaults import start_lock
 from triptych.models.registry import before_each_layer, family_of
 from triptych.pd_worker.native import LoadedModel, NativeWorker, load_model
 from triptych.pd_worker.ranks.share import decoder_threads_of_rank, share_of_rank
+from triptych.pd_worker.vllm.adapters import check_server, read_adapters
 from triptych.pd_worker.vllm.connection import (
     check_engine,
     check_native,
@@ -96,7 +97,10 @@ async def _serve_vllm(config: PDConfig, process: WorkerProcess, token: str = "")
         if engine is None:
             return
         info, health = engine.info, engine.health
-        logger.info("vLLM %s serves %s, %d tokens", info.version, info.root, info.max_model_len)
+        adapters = await asyncio.to_thread(read_adapters, config)
+        check_server(adapters, info.adapters, config.device)
+        drafts = ", speculatively" if info.speculates else ""
+        logger.info("vLLM %s serves %s, %d tokens%s", info.version, info.root, info.max_model_len, drafts)
         model = await asyncio.to_thread(in_short_lived_thread, load_front_model, config, info.max_model_len)
         tickets = await proven_tickets(config, engine, token or config.internal_token)
         metrics, incarnation = PDMetrics(model.name), uuid.uuid4().hex
@@ -113,6 +117,7 @@ async def _serve_vllm(config: PDConfig, process: WorkerProcess, token: str = "")
                 tracer=tracer,
                 incarnation=incarnation,
                 tickets=tickets,
+                adapters=adapters,
             )
             watch = ProcessWatch(server.health, [], config.stall_timeout, serves=lambda: health.up)
             await _serve(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 from prometheus_client import Counter, Gauge
@@ -192,8 +193,10 @@ class PDWorker:
         *,
         two_prompts: EncDecPrompts | None = None,
         traces: PDTraces | None = None,
+        adapters: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Puts the service before `engine`; proxies get its `beat` and `load`."""
+        """Puts the service before `engine`; proxies get its `beat` and `load`. `adapters` are the engine's
+        names of LoRA adapters, by key."""
         self._engine = engine
         self.busy_clocks = (beat.busy,)
         model = self._model
@@ -210,6 +213,7 @@ class PDWorker:
             two_prompts=two_prompts,
             pooling=model.pooling,
             item_limits=parse_item_limits(self._config.limit_mm_per_prompt),
+            adapters=adapters,
         )
         self.servicer = PDServicer(
             engine,

@@ -165,7 +165,7 @@ class Dispatcher:
 
     def resolve_model(self, name: str) -> str:
         """The served name that a request means; see `KnownWorkers`."""
-        return self._pool.resolve_model(name)
+        return self.admission.resolve_model(name)
 
     def task(self, model: str) -> Task:
         """What the model that a request means is for."""
@@ -173,7 +173,7 @@ class Dispatcher:
 
     def kind(self, model: str) -> ModelKind:
         """What the model that a request means takes."""
-        return self._pool.kind(self._pool.resolve_model(model))
+        return self._pool.kind(self.resolve_model(model))
 
     async def close(self) -> None:
         self.admission.stop()
@@ -245,7 +245,7 @@ class Dispatcher:
         """The call, its places and its memory; RequestError where it cannot be served, or not now."""
         places = None
         try:
-            call, places = self.admission.admit(call)
+            call, places = self.admission.admit(call, context.models)
             sampling, quota = call.sampling, self.quotas["replies"]
             memory = ReplyMemory(
                 quota,

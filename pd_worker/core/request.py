@@ -118,6 +118,8 @@ class EngineRequest:
     priority: int = 0
     #: The client's own name of the request, not unique: for logs.
     label: str = ""
+    #: The engine's name of the LoRA adapter that computes it; empty: the model alone.
+    adapter: str = ""
     #: The trace that it is recorded in, for logs; empty where it is in none.
     trace_id: str = ""
     _distinct: tuple[int, ...] | None = field(default=None, init=False, repr=False)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from triptych.base.config import format_size
@@ -66,7 +67,10 @@ class InputProcessor:
         two_prompts: EncDecPrompts | None = None,
         pooling: PoolingDefaults = GENERATES,
         item_limits: Mapping[str, ItemLimit] | None = None,
+        adapters: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        #: Names in the engine, by key.
+        self._adapters = adapters
         self._pooling = pooling
         self._item_limits = item_limits or {}
         self._two_prompts = two_prompts
@@ -129,7 +133,8 @@ class InputProcessor:
         request = EngineRequest(
             **self._fields(message, arrival, prompt),
             sampling=sampling,
-            prefix_root=prefix_root(self._model_key, message.salt),
+            prefix_root=prefix_root(self._model_key, message.salt, message.adapter),
+            adapter=self._adapters.get(message.adapter, ""),
             output=output,
             output_token_ids=received,
             resumed_tokens=len(received),
@@ -284,6 +289,8 @@ class InputProcessor:
         if message.model_key != self._model_key:
             # Another worker may serve it: the proxy tries the next one.
             raise Unavailable("this worker serves another model_key", param="model_key", retry_after=1.0)
+        if message.adapter and message.adapter not in self._adapters:
+            raise Unavailable("this worker does not have the adapter", param="model", retry_after=1.0)
         if not message.timeout > 0:
             raise DeadlineExceeded("the request's time is over", param="timeout")
         if message.timeout > _MAX_TIMEOUT:

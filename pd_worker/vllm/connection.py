@@ -50,6 +50,11 @@ def check_engine(config: PDConfig) -> None:
             "--engine vllm needs --dtype: the one that vLLM computes in, such as bfloat16, which "
             "encoders and other PD workers of the model are given, too"
         )
+    if config.speculative_config:
+        raise ConfigError(
+            "--speculative-config is for a vLLM of the worker's own: give it to the server at --engine-url, "
+            "and leave it out here"
+        )
     for name, remedy in {**_NATIVE, **_SERVERS}.items():
         if _given(config, name):
             raise ConfigError(
@@ -59,6 +64,16 @@ def check_engine(config: PDConfig) -> None:
 
 def check_native(config: PDConfig) -> None:
     """ConfigError, naming flag and remedy, for what the native engine has otherwise."""
+    if config.lora_modules:
+        raise ConfigError(
+            "--lora-modules is for --engine vllm: the native engine applies no adapters; give --engine vllm, "
+            "or merge the adapter into a checkpoint of its own (PEFT's merge_and_unload) and serve that"
+        )
+    if config.speculative_config:
+        raise ConfigError(
+            "--speculative-config is for --engine vllm: the native engine computes a token a step; give "
+            "--engine vllm, or leave --speculative-config out"
+        )
     if config.kv_connector != "none":
         raise ConfigError(
             f"--kv-connector {config.kv_connector} is for --engine vllm: the native engine's KV goes through "

@@ -56,8 +56,10 @@ class KVTransfer:
         offer: Offer | None,
         count: Callable[[str], None],
         kv_usage: Callable[[], float],
+        speculates: Callable[[], bool] = lambda: False,
     ) -> None:
         """`offer` of a prefill worker alone; `kv_usage` is the share of vLLM's KV cache in use."""
+        self._speculates = speculates
         self._client = client
         self._offer = offer
         self._kv_usage = kv_usage
@@ -71,7 +73,8 @@ class KVTransfer:
         if self._kv_usage() > MOST_USED:
             self._count("full")
             return False
-        return not replays(request.sampling, (0,), output_format(request))
+        speculates = self._speculates()
+        return not replays(request.sampling, (0,), output_format(request), speculates=speculates)
 
     def kept(self, request: EngineRequest, params: JsonObject | None) -> None:
         """The prompt is computed, and its KV kept where `params` say; None: vLLM keeps nothing."""

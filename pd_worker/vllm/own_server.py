@@ -22,6 +22,7 @@ from triptych.base.parent import supervised
 from triptych.base.types import JsonObject
 from triptych.models.identity import model_identity
 from triptych.models.registry import family_of, resolve_dtype
+from triptych.pd_worker.vllm.adapters import lora_flags, read_adapters
 from triptych.pd_worker.vllm.gpus import EngineGpus
 from triptych.pd_worker.vllm.kv_transfer import transfer_config
 from triptych.pd_worker.vllm.pooled import pooling_flags
@@ -92,11 +93,38 @@ def server_args(
     if config.kv_memory:
         # vLLM's is of one rank.
         args += ["--kv-cache-memory-bytes", str(config.kv_memory // config.tensor_parallel)]
+    args += lora_flags(read_adapters(config), config.device)
+    args += _speculation(config)
     if config.kv_connector == "nixl":
         args += ["--kv-transfer-config", json.dumps(_kv_transfer(config))]
     if not config.prefix_caching:
         args += ["--no-enable-prefix-caching"]
     return args
+
+
+#: What makes vLLM accept drafts that the model would not have put out: for measurements of speed.
+_INEXACT = ("synthetic_acceptance_rates", "synthetic_acceptance_length")
+
+
+def _speculation(config: PDConfig) -> list[str]:
+    """vLLM's words of --speculative-config; what it holds, vLLM checks. ConfigError for what is not exact."""
+    if not config.speculative_config:
+        return []
+    example = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}'
+    try:
+        given = json.loads(config.speculative_config)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict) or not given:
+        raise ConfigError(
+            f"--speculative-config {config.speculative_config[:200]!r}: write a JSON object, like {example}"
+        )
+    if given.get("rejection_sample_method") == "synthetic" or any(given.get(name) for name in _INEXACT):
+        raise ConfigError(
+            "--speculative-config: synthetic acceptance puts out tokens that are not the model's: leave "
+            "rejection_sample_method and synthetic_… out"
+        )
+    return ["--speculative-config", json.dumps(given)]
 
 
 def _kv_transfer(config: PDConfig) -> JsonObject:

@@ -255,7 +255,9 @@ class RequestRun:
         state, request = self._state, self.request
         if self._body is not None:
             return await self._pool(self._body)
-        again = replays(request.sampling, state.output_token_ids, output_format(request))
+        speculates = self._ports.stream.speculates()
+        format_ = output_format(request)
+        again = replays(request.sampling, state.output_token_ids, format_, speculates=speculates)
         replay = again and not self._retries.no_replay
         ports, transfer = self._ports.stream, self._ports.transfer
         with self._at_work():

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 from triptych.base.config import PDConfig, internal_tls
 from triptych.base.engine_beat import EngineBeat
 from triptych.base.errors import ConfigError
+from triptych.base.log import short
 from triptych.base.machine.resources import worker_kind
 from triptych.base.metrics import PDMetrics
 from triptych.base.source_tickets import SourceTickets
@@ -26,6 +28,7 @@ from triptych.models.registry import family_of, resolve_dtype
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.events.attempt_trace import PDTraces
 from triptych.pd_worker.frontend.grammar import compiler_of
+from triptych.pd_worker.vllm.adapters import Adapter
 from triptych.pd_worker.vllm.calls import DirectItems, Embeddings, EngineFormats, ItemStore
 from triptych.pd_worker.vllm.connection import EngineConnection
 from triptych.pd_worker.vllm.engine import EngineMetrics, VLLMEngine, batch_places
@@ -92,7 +95,11 @@ class VLLMWorker(PDWorker):
         tracer: Tracer | None = None,
         incarnation: str = "",
         tickets: SourceTickets | None = None,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
+        self._adapters = adapters
+        for adapter in adapters:
+            logger.info("LoRA adapter %s: rank %d, key %s", adapter.name, adapter.rank, short(adapter.key))
         places = batch_places(config, connection.info)
         said = "" if connection.info.max_num_seqs else ", since it does not say how many it computes at once"
         logger.info("vLLM has up to %d requests of this worker at once%s", places, said)
@@ -118,6 +125,7 @@ class VLLMWorker(PDWorker):
                 self._offer if config.role == PREFILL else None,
                 lambda result: metrics.kv_transfers.labels(model.name, result).inc(),
                 lambda: connection.health.kv_usage,
+                lambda: connection.health.speculates,
             )
         self.engine = VLLMEngine(
             config,
@@ -143,6 +151,7 @@ class VLLMWorker(PDWorker):
             self._load,
             # vLLM loads items itself: their spans have no links.
             traces=None if tracer is None else PDTraces(tracer, Producers()),
+            adapters={adapter.key: adapter.name for adapter in adapters},
         )
         self._watch: asyncio.Task[None] | None = None
 
@@ -157,7 +166,8 @@ class VLLMWorker(PDWorker):
         capacity[DIRECT] = int(self.direct is not None)
         # Of a generating model: vLLM is one or the other.
         capacity["pools"] = int(not self._model.pooling.generates)
-        return self.registration(address, metrics_port, kind, capacity)
+        info = self.registration(address, metrics_port, kind, capacity)
+        return replace(info, adapters={adapter.name: adapter.key for adapter in self._adapters})
 
     def renewed(self, info: WorkerInfo) -> WorkerInfo:
         """A registration of this worker as it is now: vLLM may have come back with other places."""

@@ -207,11 +207,18 @@ class ChatCall:
     whole: bool = False
     #: The principal's id where keys are in use.
     tenant: str = ""
+    #: The LoRA adapter that the client has named as its model: `model` is then the one it is of.
+    adapter: str = ""
     #: Shared by copies of the call, so that all its choices are about the same bytes.
     media: MediaHold = field(default_factory=MediaHold, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_length("model", self.model)
+
+    @property
+    def served_name(self) -> str:
+        """The adapter's or the model's name, for people and replies; may be empty."""
+        return self.adapter or self.model
 
     @property
     def salt(self) -> str:

@@ -207,7 +207,9 @@ class ProxyServicer(proxy_pb2_grpc.ProxyServiceServicer):
     async def ListModels(
         self, request: proxy_pb2.ListModelsRequest, context: Context
     ) -> proxy_pb2.ListModelsReply:
-        return proxy_pb2.ListModelsReply(models=self._pool.models())
+        allowed = current_call().models
+        names = [*self._pool.models(allowed), *self._pool.adapters(allowed)]
+        return proxy_pb2.ListModelsReply(models=names)
 
 
 class _Events:

@@ -70,6 +70,7 @@ def submit_message(
         attempt=machine.attempt if successor is None else successor,
         proxy_id=proxy_id,
         model_key=request.bound.model_key,
+        adapter=request.bound.adapter,
         timeout=timeout,
         messages=request.content.messages,
         sampling=sampling_to_proto(call.sampling),

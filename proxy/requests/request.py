@@ -166,6 +166,8 @@ class Choices:
             return
         seconds = now - self.started
         metrics.requests.labels(str(self.status), self.route).inc()
+        if adapter := self.first.call.adapter:
+            metrics.adapter_requests.labels(self.first.call.model, adapter, str(self.status)).inc()
         metrics.duration.observe(seconds)
         if (first_token := self.first_token) is not None:
             metrics.time_to_first_token.observe(first_token - self.started)

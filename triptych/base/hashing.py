@@ -93,17 +93,16 @@ def check_mm_hash(value: str) -> str:
     return value
 
 
-def prefix_root(model_key: str, salt: str) -> bytes:
-    """The root of a KV prefix chain: tenants and models share no blocks."""
-    return bytes.fromhex(
-        framed_digest(
-            (
-                ("domain", b"triptych.prefix.v1"),
-                ("model_key", model_key.encode()),
-                ("salt", salt.encode()),
-            )
-        )
-    )
+def prefix_root(model_key: str, salt: str, adapter: str = "") -> bytes:
+    """The root of a KV prefix chain: tenants, models and adapters (by their keys) share no blocks."""
+    fields = [
+        ("domain", b"triptych.prefix.v1"),
+        ("model_key", model_key.encode()),
+        ("salt", salt.encode()),
+    ]
+    if adapter:
+        fields.append(("adapter", adapter.encode()))
+    return bytes.fromhex(framed_digest(fields))
 
 
 def tenant_digest(tenant: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -292,7 +292,8 @@ class WorkerInfo:
     cross-attention. `modality` is that of the model's items: "image", "audio" or "text". `proof` signs
     all other fields with the internal token (`triptych.base.rpc.channels`); empty where none is in use.
     `kind` names the device: workers of one kind are equally fast; empty where the writer is of an older
-    release.
+    release. `adapters` are the LoRA adapters of a PD worker: by name, the key of each, which like the model
+    key names weights and not a folder.
     """
 
     address: str
@@ -305,6 +306,15 @@ class WorkerInfo:
     modality: str = "image"
     proof: str = ""
     kind: str = ""
+    adapters: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def written(self) -> JsonObject:
+        """The fields as they are stored and signed: releases without adapters read what names none."""
+        fields = asdict(self)
+        if not self.adapters:
+            del fields["adapters"]
+        return fields
 
     @property
     def cost_kind(self) -> str:

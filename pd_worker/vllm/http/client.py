@@ -80,6 +80,8 @@ MAX_REPLY_BYTES = 1 << 20
 MAX_METRICS_BYTES = 16 << 20
 #: What the engine's steps increase, in vLLM's metrics.
 _STEPS = b"vllm:iteration_tokens_total_count"
+#: There with speculative decoding alone.
+_DRAFTS = b"vllm:spec_decode_num_drafts"
 _KV_USAGE = re.compile(rb"^vllm:kv_cache_usage_perc(?:\{.*\})? ([0-9.]+(?:e[+-]?[0-9]+)?)\s*$", re.MULTILINE)
 #: In the refusal of a request of more sequences than that.
 _MOST_SEQUENCES = re.compile(r"max_num_seqs \((\d{1,9})\)")
@@ -96,6 +98,10 @@ class EngineInfo:
     max_model_len: int
     #: Requests that its engines compute at once, all together; 0 where it does not say.
     max_num_seqs: int = 0
+    #: Names of its LoRA adapters.
+    adapters: tuple[str, ...] = ()
+    #: Whether it decodes speculatively; False where it keeps no metrics.
+    speculates: bool = False
 
 
 class VLLMClient:
@@ -131,7 +137,16 @@ class VLLMClient:
             raise EngineGarbage("the server names no model")
         first = models.data[0]
         length, places = first.max_model_len or 0, 0 if self.pools else await self._places()
-        return EngineInfo(version.version, first.id, first.root or first.id, length, places)
+        adapters = tuple(card.id for card in models.data if card.parent)
+        speculates = not self.pools and await self._speculates()
+        root = first.root or first.id
+        return EngineInfo(version.version, first.id, root, length, places, adapters, speculates)
+
+    async def _speculates(self) -> bool:
+        try:
+            return _DRAFTS in await self.metrics()
+        except EngineError:
+            return False
 
     async def _places(self) -> int:
         """Requests that the server computes at once; 0 where it does not say. This computes nothing."""

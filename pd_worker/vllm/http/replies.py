@@ -168,6 +168,8 @@ class StreamEvent(StreamChunk):
 class ModelCard(msgspec.Struct):
     id: str
     root: str | None = None
+    #: Of a LoRA adapter, the model that it is of.
+    parent: str | None = None
     max_model_len: int | None = None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -105,6 +106,8 @@ class FakeWorker:
         self.incarnation = 0
         self.model_key = MODEL_KEY
         self.namespace = NAMESPACE
+        #: Keys of its LoRA adapters, by name.
+        self.adapters: dict[str, str] = {}
         self.server: Any = None
         self.health = StallingHealth()
         #: The internal token that it asks for and signs its registration with.
@@ -140,6 +143,7 @@ class FakeWorker:
         info = WorkerInfo(
             self.address, self.pool, incarnation, self.model_key, MODEL, namespaces, capacity, self.modality
         )
+        info = replace(info, adapters=self.adapters)
         return InternalToken(self.token).signed(info) if self.token else info
 
     async def start(self) -> None:

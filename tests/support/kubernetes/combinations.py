@@ -133,6 +133,11 @@ CHOICES: Mapping[str, list[Values]] = {
     "pd.linearKernel": [{}, {"pd": {"linearKernel": "onednn"}}],
     "pd.sharePrefixes": [{}, {"pd": {"sharePrefixes": "auto"}}],
     "pd.kvConnector": [{}, {**VLLM, "pd": _ENGINE | {"vllm": _SERVER | {"kvConnector": "nixl"}}}],
+    "pd.loraModules": [{}, {**VLLM, "pd": _ENGINE | {"vllm": _SERVER | {"loraModules": {"sql": "a/sql"}}}}],
+    "pd.speculativeConfig": [
+        {},
+        {**VLLM, "pd": _ENGINE | {"vllm": _SERVER | {"speculativeConfig": {"a": 1}}}},
+    ],
     "pd.role": [{}, {"pdPools": [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]}],
     "pd.resources": [
         {},

@@ -258,7 +258,7 @@ class ModelReply(msgspec.Struct):
     created: int
     owned_by: str
     root: str
-    parent: None
+    parent: str | None
     max_model_len: int | None
     input_modalities: list[str]
     type: Literal["model"]

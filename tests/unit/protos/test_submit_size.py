@@ -73,7 +73,7 @@ FORMS = {
 }
 #: Bytes of what else a call may hold.
 OTHERS = {
-    **dict.fromkeys(("request_id", "proxy_id", "model_key", "label", "tenant"), NAME),
+    **dict.fromkeys(("request_id", "proxy_id", "model_key", "adapter", "label", "tenant"), NAME),
     **dict.fromkeys(("traceparent", "tracestate"), NAME),
     "salt": 4 * MAX_TENANT_SALT,
     "template.tools": MAX_TOOLS_BYTES,
@@ -154,7 +154,7 @@ def fullest() -> ChatCall:
 
 
 def size_of(call: ChatCall, content: SplitRequest) -> int:
-    request = InFlightRequest(call, 1, 10.0, binding=Binding("k" * 64, "n" * 64), split=content)
+    request = InFlightRequest(call, 1, 10.0, binding=Binding("k" * 64, "n" * 64, "a" * 64), split=content)
     request.lifecycle.deliver(Fetched({}, 0.0))
     return submit_message(request, "p" * 64, 10.0).ByteSize()
 

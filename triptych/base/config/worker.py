@@ -179,6 +179,17 @@ class PDConfig(WorkerConfig):
     )
     engine_url: str = flag("", "URL of a vLLM server, like http://10.0.0.7:8000; default: one is started")
     engine_key_file: str = flag("", "file with the API key of that vLLM server (its --api-key)")
+    lora_modules: str = flag(
+        "",
+        "LoRA adapters of the language model as PEFT saves them, NAME=DIR each, which clients name as a "
+        "model; with --engine vllm",
+        joined=True,
+    )
+    speculative_config: str = flag(
+        "",
+        'vLLM\'s speculative decoding, as its JSON: {"method": "ngram", "num_speculative_tokens": 4, '
+        '"prompt_lookup_max": 4}; with --engine vllm, of the worker\'s own vLLM',
+    )
     chat_template: str = flag(
         "",
         "file with a chat template (Jinja) in place of the checkpoint's, the same for all PD workers of a "
@@ -342,7 +353,15 @@ class PDConfig(WorkerConfig):
 
 
 #: Of PD workers alone: replicas compute themselves.
-ENGINE_FLAGS = ("engine", "engine_url", "engine_key_file", "role", "kv_connector")
+ENGINE_FLAGS = (
+    "engine",
+    "engine_url",
+    "engine_key_file",
+    "lora_modules",
+    "speculative_config",
+    "role",
+    "kv_connector",
+)
 #: How encoders and PD workers share cores, by flag; a replica's sides take turns instead.
 SHARING_FLAGS = ("core_page", "core_slot", "spare_cores", "step_interval", "keep_core")
 

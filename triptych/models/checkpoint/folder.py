@@ -38,7 +38,10 @@ def _foreign(names: Iterable[str]) -> str:
     """What a folder without config.json is, and where it is served; empty for none that is known."""
     for name in names:
         if name == "adapter_config.json":
-            return "is a LoRA adapter: merge it into its checkpoint (peft: merge_and_unload) and give that"
+            return (
+                "is a LoRA adapter: merge it into its checkpoint (peft: merge_and_unload) and give that, or "
+                "give the checkpoint, and the adapter by --lora-modules with --engine vllm"
+            )
         if name.endswith(".gguf"):
             return f"holds {name}, which llama.cpp serves: {_REMEDY}"
     return ""

@@ -109,6 +109,23 @@
     - --kv-transfer-config
     - '{"kv_connector": "NixlConnector", "kv_role": "{{ ternary "kv_producer" "kv_consumer" (eq .spec.role "prefill") }}", "kv_connector_extra_config": {"kv_lease_duration": 60}}'
     {{- end }}
+    {{- with .spec.vllm.loraModules }}
+    - --enable-lora
+    - --max-lora-rank
+    - {{ $.spec.vllm.maxLoraRank | quote }}
+    - --max-loras
+    - {{ min 4 (len .) | quote }}
+    - --max-cpu-loras
+    - {{ len . | quote }}
+    - --lora-modules
+    {{- range $name, $folder := . }}
+    - {{ dict "name" $name "path" (printf "/model/%s" $folder) | toJson | quote }}
+    {{- end }}
+    {{- end }}
+    {{- with .spec.vllm.speculativeConfig }}
+    - --speculative-config
+    - {{ toJson . | quote }}
+    {{- end }}
     {{- range .spec.vllm.args }}
     - {{ . | quote }}
     {{- end }}

@@ -98,6 +98,12 @@ spec:
             - --kv-connector
             - {{ $p.vllm.kvConnector }}
             {{- end }}
+            {{- if $vllm }}
+            {{- range $name, $folder := $p.vllm.loraModules }}
+            - --lora-modules
+            - {{ printf "%s=/model/%s" $name $folder | quote }}
+            {{- end }}
+            {{- end }}
             {{- if ne .component "pd" }}
             - --max-decode-seconds
             - {{ default .root.Values.encoder.maxDecodeSeconds $p.maxDecodeSeconds | quote }}

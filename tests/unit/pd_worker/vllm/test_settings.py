@@ -45,6 +45,7 @@ def test_an_address_with_host_and_port_is_taken(url):
         ({"dtype": "auto"}, "needs --dtype"),
         ({"tensor_parallel": 2}, "--tensor-parallel-size"),
         ({"quantization": "int8"}, "--quantization is for --engine native"),
+        ({"speculative_config": "{}"}, "give it to the server at --engine-url"),
     ],
 )
 def test_a_mistake_names_the_flag_and_the_remedy(given, message):
@@ -57,6 +58,11 @@ def test_the_native_engine_takes_no_connector_of_vllm():
     check_native(replace(GOOD, kv_connector="none"))
     with pytest.raises(ConfigError, match="--kv-connector nixl is for --engine vllm"):
         check_native(replace(GOOD, kv_connector="nixl"))
+
+
+def test_the_native_engine_does_not_speculate():
+    with pytest.raises(ConfigError, match="--speculative-config is for --engine vllm"):
+        check_native(replace(GOOD, speculative_config='{"method": "ngram"}'))
 
 
 def test_the_key_is_the_files_without_its_line_end(tmp_path):
@@ -259,3 +265,24 @@ def test_only_formats_and_presence_penalties_are_generated_again():
         not replays(plain, (4,), None) and not replays(present, (), None) and not replays(plain, (), FORMAT)
     )
     assert replays(present, (4,), None) and replays(plain, (4,), FORMAT)
+
+
+def test_beside_speculation_what_vllm_does_not_take_is_refused_by_name():
+    for given, field in (
+        ({"logit_bias": ((5, 1.0),)}, "logit_bias"),
+        ({"min_p": 0.1, "temperature": 1.0}, "min_p"),
+    ):
+        with pytest.raises(InvalidRequest, match="beside speculative decoding") as error:
+            check_sampling(resolved(**given), None, speculates=True)
+        assert error.value.param == field
+        check_sampling(resolved(**given), None)
+    check_sampling(resolved(min_p=0.1, temperature=0.0), None, speculates=True)
+
+
+def test_beside_speculation_frequencies_are_counted_by_generating_again():
+    often = resolved(frequency_penalty=0.5)
+    assert replays(often, (4,), None, speculates=True)
+    assert not replays(often, (), None, speculates=True) and not replays(often, (4,), None)
+    biased = sampling_params(often, (4, 4), None, replay=False)
+    assert biased["logit_bias"] == {"4": -1.0}
+    assert "logit_bias" not in sampling_params(often, (4, 4), None, replay=False, speculates=True)
