@@ -17,7 +17,7 @@ from yarl import URL
 from triptych.base.config import PDConfig
 from triptych.base.errors import ConfigError
 from triptych.base.types import JsonObject, Task
-from triptych.base.vllm_classes import CLASSES
+from triptych.base.vllm_classes import CLASSES, GENERIC
 from triptych.pd_worker.vllm.health import EngineHealth
 from triptych.pd_worker.vllm.http.client import ANSWER_SECONDS, EngineInfo, VLLMClient
 
@@ -78,6 +78,11 @@ def check_native(config: PDConfig) -> None:
         raise ConfigError(
             f"--kv-connector {config.kv_connector} is for --engine vllm: the native engine's KV goes through "
             "the store; leave --kv-connector out"
+        )
+    if config.engine_class != "known":
+        raise ConfigError(
+            f"--engine-class {config.engine_class} is for --engine vllm: the native one serves all of "
+            "docs/models.md; leave --engine-class out"
         )
 
 
@@ -199,7 +204,7 @@ def choose_engine(config: PDConfig, architecture: str, program: str, task: Task 
         return EngineChoice("vllm", f"--engine vllm, by {program}", own=True)
     if not config.device.startswith("cuda"):
         return EngineChoice("native", f"--device is {config.device}")
-    known = CLASSES.get(architecture)
+    known = CLASSES.get(architecture, GENERIC if config.engine_class == "generic" else None)
     if known is None:
         return EngineChoice("native", f"{architecture} is not served through vLLM")
     if task != "generate" and not known.pooled:

@@ -59,6 +59,8 @@ def server_args(
         "wait_seconds": _WAIT_SECONDS,
         "ends_with_parent": True,
     }
+    if config.engine_class != "known":
+        options["engine_class"] = config.engine_class
     if token_file:
         options["internal_token_file"] = token_file
     if (files := internal_tls(config)) is not None:

@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 def load_front_model(config: PDConfig, engine_max_model_len: int) -> PDModel:
     """The checkpoint of `config.model` without weights, before an engine that takes that many tokens."""
     path = Path(config.model)
-    class_of(family_of(path).architecture)
+    class_of(family_of(path).architecture, generic=config.engine_class == "generic")
     dtype = resolve_dtype(path, torch.device("cpu"), config.dtype)
     decoder = family_of(path).decoder.without_weights(path, dtype=dtype)
     if config.max_model_len > engine_max_model_len:
@@ -137,7 +137,9 @@ class VLLMWorker(PDWorker):
             vocab_size=model.decoder.geometry.vocab_size,
             pooled=PooledCalls(model.pooling, model.tokenizer, model.decoder.geometry.hidden_size),
             max_model_len=config.max_model_len or connection.info.max_model_len,
-            model_class=class_of(family_of(Path(config.model)).architecture),
+            model_class=class_of(
+                family_of(Path(config.model)).architecture, generic=config.engine_class == "generic"
+            ),
             on_lost=lambda: self.servicer.lose_engine(uuid.uuid4().hex),
             direct=direct,
             transfer=transfer,

@@ -31,6 +31,7 @@ from triptych.pd_worker.vllm.http.replies import (
     EngineUnreachable,
     ModelList,
     PooledAnswer,
+    RenderedPrompt,
     ServerVersion,
     StreamChunk,
     StreamEvent,
@@ -71,12 +72,17 @@ class EventParser:
 GENERATE = "/inference/v1/generate"
 #: Tokens or a conversation in, a vector or a score out: there with `vllm serve --runner pooling`.
 POOL = "/pooling"
+#: A conversation in, its tokens and items out: there with `vllm serve --enable-scale-out`, too.
+RENDER = "/v1/chat/completions/render"
 CONNECT_SECONDS = 5.0
 #: For answers that vLLM makes without its engine.
 ANSWER_SECONDS = 5.0
 #: For the step by which a connector answers.
 PROOF_SECONDS = 30.0
 MAX_REPLY_BYTES = 1 << 20
+#: For a picture by vLLM's processor, which is loaded for it; its tensors come back with it.
+RENDER_SECONDS = 120.0
+MAX_RENDERED_BYTES = 256 << 20
 MAX_METRICS_BYTES = 16 << 20
 #: What the engine's steps increase, in vLLM's metrics.
 _STEPS = b"vllm:iteration_tokens_total_count"
@@ -196,6 +202,11 @@ class VLLMClient:
         raw = await self._answer("POST", GENERATE, PROOF_SECONDS, MAX_REPLY_BYTES, question_body(question))
         params = decode(raw, ConnectorAnswer).ec_transfer_params
         return tickets.proven(question, params, encrypted=encrypted)
+
+    async def render(self, body: JsonObject) -> RenderedPrompt:
+        """A conversation as the server would compute it, by its own processor."""
+        raw = await self._answer("POST", RENDER, RENDER_SECONDS, MAX_RENDERED_BYTES, body)
+        return decode(raw, RenderedPrompt)
 
     async def pool(self, body: JsonObject) -> PooledAnswer:
         """What one prompt is pooled to. Cancelling this ends the request in vLLM, too."""

@@ -133,6 +133,7 @@ CHOICES: Mapping[str, list[Values]] = {
     "pd.linearKernel": [{}, {"pd": {"linearKernel": "onednn"}}],
     "pd.sharePrefixes": [{}, {"pd": {"sharePrefixes": "auto"}}],
     "pd.kvConnector": [{}, {**VLLM, "pd": _ENGINE | {"vllm": _SERVER | {"kvConnector": "nixl"}}}],
+    "pd.engineClass": [{}, {**VLLM, "pd": _ENGINE | {"vllm": _SERVER | {"engineClass": "generic"}}}],
     "pd.loraModules": [{}, {**VLLM, "pd": _ENGINE | {"vllm": _SERVER | {"loraModules": {"sql": "a/sql"}}}}],
     "pd.speculativeConfig": [
         {},

@@ -256,6 +256,13 @@ class PDConfig(WorkerConfig):
         size=True,
         auto=True,
     )
+    engine_class: str = flag(
+        "known",
+        "classes that are served with --engine vllm: known, those whose rows were compared with vLLM's; "
+        "generic, also another one for its pictures, once at the start the tokens that vLLM writes for a "
+        "picture are those of this worker; the values of its rows are not compared",
+        choices=("known", "generic"),
+    )
     role: str = flag(
         "both",
         "prefill: computes prompts, and hands requests over to decode workers, which take these; both: as "
@@ -357,6 +364,7 @@ ENGINE_FLAGS = (
     "engine",
     "engine_url",
     "engine_key_file",
+    "engine_class",
     "lora_modules",
     "speculative_config",
     "role",

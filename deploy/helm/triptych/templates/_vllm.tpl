@@ -31,6 +31,9 @@
 {{- $options := dict "store" (include "triptych.storeUrl" $vllm) "wait_seconds" 2 -}}
 {{- $_ := set $options "namespace" (concat (list "@NAMESPACE@") .spec.vllm.namespaces) -}}
 {{- $_ := set $options "host_memory_bytes" (include "triptych.bytes" .spec.vllm.hostMemory | int64) -}}
+{{- if ne .spec.vllm.engineClass "known" -}}
+{{- $_ := set $options "engine_class" .spec.vllm.engineClass -}}
+{{- end -}}
 {{- if include "triptych.storeSecret" $vllm -}}
 {{- $_ := set $options "store_password_file" "/etc/triptych/store-vllm/password" -}}
 {{- end -}}

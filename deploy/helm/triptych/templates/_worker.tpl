@@ -98,6 +98,10 @@ spec:
             - --kv-connector
             - {{ $p.vllm.kvConnector }}
             {{- end }}
+            {{- if and $vllm (ne $p.vllm.engineClass "known") }}
+            - --engine-class
+            - {{ $p.vllm.engineClass }}
+            {{- end }}
             {{- if $vllm }}
             {{- range $name, $folder := $p.vllm.loraModules }}
             - --lora-modules

@@ -254,6 +254,18 @@ def test_servers_of_prefill_and_decode_pools_reach_each_other_by_nixl_and_nobody
     assert {"to": [{"podSelector": pods}]} in policy["spec"]["egress"]
 
 
+def test_worker_and_connector_try_a_class_together() -> None:
+    tried = {"pd": {"vllm": EXAMPLE["pd"]["vllm"] | {"engineClass": "generic"}}}
+    for values, expected in ((EXAMPLE, None), (merged(EXAMPLE, **tried), "generic")):
+        (manifest,) = [one for one in workloads(render(values)) if component(one) == "pd"]
+        words = main_container(manifest)["args"]
+        assert ("--engine-class" in words) is (expected is not None)
+        assert expected is None or words[words.index("--engine-class") + 1] == expected
+        environment = {one["name"]: one.get("value") for one in named(manifest, "namespace")["env"]}
+        options = json.loads(environment["EC_TRANSFER"])["ec_connector_extra_config"]
+        assert options.get("engine_class") == expected
+
+
 def test_without_a_connector_no_port_of_pd_workers_is_open_to_each_other() -> None:
     (policy,) = [one for one in of_kind(render(EXAMPLE), "NetworkPolicy") if component(one) == "pd"]
     assert all(rule.get("ports") for way in ("ingress", "egress") for rule in policy["spec"][way])

@@ -123,6 +123,15 @@ def test_a_server_that_is_named_is_used_whatever_is_installed(engine):
     assert URL in choice.reason
 
 
+def test_a_class_that_the_table_lacks_is_tried_where_that_is_asked_for():
+    idefics = "Idefics3ForConditionalGeneration"
+    assert chosen(idefics).engine == "native"
+    assert chosen(idefics, engine_class="generic").engine == "vllm"
+    assert chosen(idefics, engine_class="generic", device="cpu").engine == "native"
+    with pytest.raises(ConfigError, match="--engine-class generic.*leave --engine-class out"):
+        check_native(PDConfig(engine_class="generic"))
+
+
 @pytest.mark.parametrize("flags", [{"engine": "vllm"}, {"engine_url": URL}])
 def test_vectors_of_tokens_are_the_native_engine_s_whatever_is_asked_for(flags):
     retriever = "ColQwen2ForRetrieval"
