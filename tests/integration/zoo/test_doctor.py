@@ -64,14 +64,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
             },
         },
     },
-    "HunYuanVL": {
-        "text_config": {
-            "hidden_size": 1024,
-            "head_dim": 128,
-            "num_attention_heads": 16,
-            "rope_parameters": {**_VIDEO_ROPE, "mrope_section": [16, 16, 16, 16]},
-        }
-    },
     "Mistral3": {},
     "InternVL": {},
     "LlavaOnevision": {},
@@ -168,6 +160,7 @@ def test_a_model_of_published_size_has_sides_and_a_kv_cache(family: str, tmp_pat
 
 
 REFUSED = {
+    "HunYuanVL": r"\(its processor rewrites the prompt around pictures\): serve it with vLLM",
     "Inkling": r"\(layers that keep a state or an index of their own\): serve it with vLLM",
     "UnlimitedOcr": r"\(layers that keep a state or an index of their own\): serve it with vLLM, in its form",
     "Mllama": r"\(attends to pictures within its layers\): serve it with SGLang",
