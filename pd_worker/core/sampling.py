@@ -66,6 +66,13 @@ class ResolvedSampling:
         return self.temperature == 0
 
     @property
+    def not_speculated(self) -> str:
+        """The parameter beside which vLLM speculates no tokens, by name; empty: none is set."""
+        if self.logit_bias:
+            return "logit_bias"
+        return "min_p" if self.min_p and not self.greedy else ""
+
+    @property
     def penalties(self) -> dict[str, float]:
         """The penalties that are not off, by name."""
         names = ("presence_penalty", "frequency_penalty", "repetition_penalty")

@@ -67,6 +67,7 @@ class RequestMirror:
         positions: bytes,
         position_delta: int,
         features: Sequence[Any],
+        both_ways: Sequence[Any],
     ) -> None:
         request = EngineRequest(
             request_id=request_id,
@@ -84,6 +85,7 @@ class RequestMirror:
             output=NoText(),
             label=label,
             trace_id=trace_id,
+            both_ways=_tuples(both_ways),
         )
         if number in self._states:
             raise ValueError(f"request {number} is known already")

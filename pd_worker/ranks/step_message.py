@@ -20,7 +20,7 @@ from triptych.pd_worker.core.outputs import ModelRunnerOutput, ScheduledChunk, S
 from triptych.pd_worker.core.request import EngineRequest, RequestState, RequestStatus
 
 #: Version of the messages' fields; both sides are processes of one worker, and of one release.
-LAYOUT = 2
+LAYOUT = 3
 
 
 @dataclass(slots=True)
@@ -80,6 +80,7 @@ class StepEncoder:
             _packed_positions(request),
             request.position_delta,
             [_feature(feature) for feature in state.features],
+            request.both_ways,
         ]
 
     def _chunk(self, chunk: ScheduledChunk, step: int) -> list[object]:

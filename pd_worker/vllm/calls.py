@@ -84,10 +84,8 @@ def check_sampling(
     sampling: ResolvedSampling, output_format: OutputFormat | None, *, speculates: bool = False
 ) -> None:
     """InvalidRequest, naming the field, for what vLLM does otherwise than documented here."""
-    if speculates and sampling.logit_bias:
-        raise _refusal("logit_bias", "none beside speculative decoding")
-    if speculates and not sampling.greedy and sampling.min_p:
-        raise _refusal("min_p", "0 beside speculative decoding")
+    if speculates and (field := sampling.not_speculated):
+        raise _refusal(field, "none beside speculative decoding")
     if sampling.temperature > _MAX_TEMPERATURE:
         raise _refusal("temperature", f"at most {_MAX_TEMPERATURE:g}")
     if sampling.min_tokens and output_format is not None:

@@ -14,19 +14,16 @@ from triptych.protos import common_pb2, proxy_pb2
 from triptych.protos.convert import sampling_from_proto
 from triptych.proxy.call.chat import ROLES, ChatCall, ChatMessage
 from triptych.proxy.call.json_text import MAX_OPTIONS_TEXT, MAX_TOOLS_TEXT, decode_text
+from triptych.proxy.call.output_formats import JSON_OBJECT, choice_format, regex_format, schema_format
 from triptych.proxy.call.tools import FunctionChoice, FunctionName, ToolChoice, ToolUse, tool_use
 from triptych.proxy.call.validation import (
-    JSON_OBJECT,
     check_image_count,
     check_options,
     check_parts,
     check_salt,
     check_sampling,
     check_text,
-    choice_format,
     in_range,
-    regex_format,
-    schema_format,
     seed_of,
     template_options,
 )

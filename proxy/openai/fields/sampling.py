@@ -39,13 +39,9 @@ from triptych.base.types import (
     TopK,
     TopP,
 )
+from triptych.proxy.call.output_formats import ResponseFormat, format_of
 from triptych.proxy.call.tools import ToolBody
-from triptych.proxy.call.validation import (
-    ResponseFormat,
-    check_sampling,
-    format_of,
-    seed_of,
-)
+from triptych.proxy.call.validation import check_sampling, seed_of
 
 _ADVICE = {
     "functions": "send tools",

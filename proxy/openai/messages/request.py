@@ -20,8 +20,9 @@ from triptych.base.types import (
     TopP,
 )
 from triptych.proxy.call.chat import ChatCall
+from triptych.proxy.call.output_formats import NamedSchema, SchemaFormat
 from triptych.proxy.call.tools import FunctionChoice, FunctionName, ToolChoice
-from triptych.proxy.call.validation import NamedSchema, SchemaFormat, check_parts
+from triptych.proxy.call.validation import check_parts
 from triptych.proxy.http.json_body import decode_body
 from triptych.proxy.openai.chat.request import (
     ChatBody,

@@ -36,15 +36,9 @@ from triptych.base.request import (
 from triptych.base.types import SamplingParams
 from triptych.protos import pd_pb2
 from triptych.proxy.call.chat import ChatCall, ChatMessage, EncoderPrompt, Transcription
+from triptych.proxy.call.output_formats import choice_format, regex_format, schema_format
 from triptych.proxy.call.tools import tool_use
-from triptych.proxy.call.validation import (
-    check_salt,
-    check_sampling,
-    choice_format,
-    regex_format,
-    schema_format,
-    template_options,
-)
+from triptych.proxy.call.validation import check_salt, check_sampling, template_options
 from triptych.proxy.events import Fetched
 from triptych.proxy.pd.wire import submit_message
 from triptych.proxy.requests.request import InFlightRequest

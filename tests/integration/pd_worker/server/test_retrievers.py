@@ -30,6 +30,7 @@ from triptych.base.request import MAX_QUERY_VECTORS
 from triptych.base.types import ItemPlan
 from triptych.models.geometry import SpanRule
 from triptych.models.registry import load_encoder
+from triptych.pd_worker.frontend import input_processor
 from triptych.pd_worker.native import LoadedModel, load_model
 from triptych.protos import pd_pb2
 
@@ -169,3 +170,36 @@ async def test_what_a_retriever_does_not_compute_is_refused_by_name(
     assert reply.error.param == param
     assert says in reply.error.message
     assert "/pooling" in generated.error.message
+
+
+async def test_more_vectors_than_a_prompt_may_give_are_refused_and_fewer_numbers_of_them_taken(
+    retriever, store_url, monkeypatch
+):
+    tokens = processed(retriever.path, QUERIES[0])["input_ids"].shape[1]
+    monkeypatch.setattr(input_processor, "MAX_TOKEN_VECTORS", 4 * WIDTH * tokens - 1)
+    async with serving(retriever.model, store_url) as (_, client):
+        message = client.message("r", "")
+        message.messages = json.dumps([{"role": "query", "content": QUERIES[0]}]).encode()
+        message.pooling.task = TOKENS
+        reply = await client.submit(message)
+        fewer = await ask(client, "fewer", QUERIES[0], role="query", dimensions=WIDTH - 1)
+        # A score is four bytes, however long the document is.
+        query = np.ones(WIDTH, "<f4").tobytes()
+        compared = await ask(client, "compared", QUERIES[0], query=query)
+    assert (reply.error.code, reply.error.param) == ("context_length_exceeded", "messages")
+    assert f"{tokens} tokens" in reply.error.message
+    assert rows(fewer, WIDTH - 1).shape == (tokens, WIDTH - 1)
+    assert len(compared.finished.pooled) == 4
+
+
+@pytest.mark.parametrize("architecture", RETRIEVERS)
+async def test_two_ranks_give_the_vectors_and_the_max_sim_of_one(architecture, tmp_path, store_url):
+    path = build_retriever(architecture, tmp_path / "model")
+    model = load_model(_config(str(path), tensor_parallel=2))
+    async with serving(model, store_url, tensor_parallel=2) as (_, client):
+        query = await ask(client, "query", QUERIES[1], role="query")
+        compared = await ask(client, "compared", QUERIES[3], query=query.finished.pooled)
+    asked = vectors(path, processed(path, QUERIES[1]))
+    close(rows(query), asked)
+    expected = score(path, asked, vectors(path, with_text(path, [QUERIES[3]])))
+    assert abs(float(np.frombuffer(compared.finished.pooled, "<f4")[0]) - expected) <= TOLERANCE * len(asked)
