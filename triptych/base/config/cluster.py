@@ -230,6 +230,12 @@ class ClusterConfig(Config):
 def check_scaled(config: ClusterConfig) -> None:
     """ConfigError for a range of workers in a topology that has none, and for roles that cannot be."""
     _check_roles(config)
+    for name in ("lora_modules", "speculative_config"):
+        if config.topology == "colocated" and getattr(config.pd, name):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is for --topology epd with --engine vllm: replicas compute "
+                "themselves; leave it out"
+            )
     for option, given in (("--encoders", config.encoders), ("--pd-workers", config.pd_workers)):
         if config.topology == "colocated" and given.scaled:
             raise ConfigError(
