@@ -81,6 +81,7 @@ class StepEncoder:
             request.position_delta,
             [_feature(feature) for feature in state.features],
             request.both_ways,
+            [(name, *_packed(tensor)) for name, tensor in request.inputs.items()],
         ]
 
     def _chunk(self, chunk: ScheduledChunk, step: int) -> list[object]:
@@ -117,6 +118,12 @@ def _common(known: Sequence[int], table: Sequence[int]) -> int:
 
 def _flat(copies: Sequence[BlockCopy]) -> list[int]:
     return [block for copy in copies for block in (copy.source, copy.target)]
+
+
+def _packed(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], bytes]:
+    """Its dtype, its shape and its bytes."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), flat.numpy().tobytes()
 
 
 def _packed_positions(request: EngineRequest) -> bytes:
