@@ -64,7 +64,7 @@ class HasFeatures(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EncoderOutput:
-    """An item's encoder output: `data` is [plan.rows, plan.width] of plan.dtype, contiguous.
+    """An item's encoder output: `data` is [plan.rows, plan.columns] of plan.dtype, contiguous.
 
     `tenant` is the digest of whom it is saved for; empty for nobody.
     """

@@ -23,6 +23,8 @@ from triptych.base.machine.device import Device
 from triptych.base.machine.device_fault import check_device, failure_of
 from triptych.base.types import ItemPlan
 from triptych.ec_connector.base import ECConnectorRole, ECTransferConfig, EncoderOutput, OutputCache
+from triptych.ec_connector.connectors.host_buffers import bytes_of
+from triptych.ec_connector.int8_rows import as_stored, finite_scales
 from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin
 from triptych.encoder_worker.host_copier import HostCopier
 from triptych.models.base import EncoderSide, PreparedItem
@@ -267,6 +269,8 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
             self._busy_since = time.monotonic()
             self._waited += self._busy_since - requested_at
             outputs = self._encoder.encode(prepared)
+            if len(outputs) == len(items):
+                outputs = [as_stored(output, item.plan) for item, output in zip(items, outputs, strict=True)]
             rows = self._to_host(outputs, checks=[partial(self._serve, item) for item in items])
         if len(rows) != len(items):
             raise InternalError(f"the tower gave {len(rows)} outputs for {len(items)} items")
@@ -276,7 +280,7 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
         """Whether the output is finite, by the pass that copies it for PD workers; None without one."""
         plan = item.plan
         try:
-            if item.needed() and tuple(data.shape) == (plan.rows, plan.width):
+            if item.needed() and tuple(data.shape) == (plan.rows, plan.columns):
                 return self._connector.serve(EncoderOutput(plan, data))
         except Exception:
             logger.warning("an output is not served before its save", exc_info=True, extra=item.log_extra)
@@ -333,9 +337,9 @@ def _checked(item: TowerItem, data: torch.Tensor, finite: bool) -> EncoderOutput
     A KV block is not zeroed before its next use, and an attention weight of zero times NaN is NaN.
     """
     plan = item.plan
-    if tuple(data.shape) != (plan.rows, plan.width):
+    if tuple(data.shape) != (plan.rows, plan.columns):
         raise InternalError(f"the tower gave {tuple(data.shape)} for {plan.rows}x{plan.width} planned")
-    if not finite:
+    if not finite or (plan.scales and not finite_scales(bytes_of(data), plan)):
         logger.warning(
             "an item is refused: its embedding has NaN or infinity; if %s often overflows, change --dtype",
             plan.dtype,

@@ -40,6 +40,8 @@ class ItemFormat:
     modality: str
     width: int
     dtype: str
+    #: Of int8: scales of a row.
+    scales: int = 0
 
     @property
     def modalities(self) -> tuple[str, ...]:
@@ -59,6 +61,7 @@ class ItemFormat:
             runs=prepared.runs,
             grid_thw=prepared.grid_thw,
             layout=prepared.layout,
+            scales=self.scales,
         )
         check_plan(plan)
         return plan

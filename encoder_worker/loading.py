@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,14 +14,17 @@ from PIL import Image
 
 from triptych.base.config import EncoderConfig, format_size
 from triptych.base.errors import ConfigError, InvalidRequest
+from triptych.base.hashing import stored_as
 from triptych.base.machine.device import DeviceMemory, memory_of
 from triptych.base.progress import Progress
+from triptych.base.types import INT8
 from triptych.encoder_worker.graphs.graph_encoder import uncounted_bytes, with_graphs
 from triptych.models.base import EncoderSide, PreparedItem
 from triptych.models.checkpoint.support import check_supported, required_by_flags
+from triptych.models.geometry import row_parts
 from triptych.models.identity import ModelIdentity, model_identity
 from triptych.models.images import check_rows
-from triptych.models.registry import load_encoder, resolve_device, resolve_dtype
+from triptych.models.registry import family_of, load_encoder, resolve_device, resolve_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +41,24 @@ def load(config: EncoderConfig) -> tuple[EncoderSide, ModelIdentity]:
         revision=config.model_revision,
         quantization=config.quantization,
     )
+    if config.ec_store_rows == INT8:
+        # With another key, too: by that of the checkpoint, PD workers of earlier releases would take them.
+        key, namespace = (stored_as(name, INT8) for name in (model.model_key, model.namespace))
+        model = replace(model, model_key=key, namespace=namespace)
     return encoder, model
+
+
+def scales_of(path: Path, width: int) -> int:
+    """Scales of a row of this checkpoint in int8; ConfigError where they do not divide it."""
+    decoder = family_of(path).decoder
+    config = decoder.read_config(path)
+    parts = row_parts(decoder.geometry_of(config), decoder.cross_of(config))
+    if width % parts:
+        raise ConfigError(
+            f"--ec-store-rows int8: the rows of MODEL={path} are {width} wide, in no {parts} equal parts: "
+            "leave it at dtype"
+        )
+    return parts
 
 
 def load_tower(config: EncoderConfig) -> EncoderSide:

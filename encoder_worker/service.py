@@ -16,7 +16,7 @@ from triptych.base.machine.resources import threads_of_one_worker, worker_kind
 from triptych.base.metrics import EncoderMetrics
 from triptych.base.tracing.start import worker_tracer
 from triptych.base.tracing.tracer import Tracer
-from triptych.base.types import WorkerInfo
+from triptych.base.types import INT8, SCALE_BYTES, WorkerInfo
 from triptych.base.worker_process import ProcessWatch
 from triptych.ec_connector.base import DirectTransfer, ECTransferConfig, OutputCache
 from triptych.ec_connector.connectors.memory import MemoryStore
@@ -29,7 +29,7 @@ from triptych.encoder_worker.jobs.same_rows import SameRows
 from triptych.encoder_worker.jobs.segments import ErrandPlaces, SegmentPlanner
 from triptych.encoder_worker.jobs.single_flight import JobSaves, SingleFlight
 from triptych.encoder_worker.jobs.table import EncodeJobs, JobBounds, JobMetrics, JobStreams
-from triptych.encoder_worker.loading import parameter_bytes
+from triptych.encoder_worker.loading import parameter_bytes, scales_of
 from triptych.encoder_worker.media.audio import AudioLimits
 from triptych.encoder_worker.media.budget import MediaBudget
 from triptych.encoder_worker.media.cost import slowness
@@ -126,7 +126,7 @@ class EncoderWorker:
         metrics.busy.set_function(self.beat.busy.share)
         metrics.leases_held.set_function(lambda: self._leases.held)
         count_graphs(encoder, metrics, identity.model_name)
-        self._format = format = _item_format(identity, encoder)
+        self._format = format = _item_format(config, identity, encoder)
         self.jobs = EncodeJobs(
             JobBounds(unplanned_jobs=CREDIT_SLACK * config.plan_credit),
             scheduler,
@@ -262,9 +262,13 @@ def _scheduler(config: EncoderConfig) -> EncoderScheduler[EncodeJob]:
     )
 
 
-def _item_format(identity: WorkerIdentity, encoder: EncoderSide) -> ItemFormat:
-    dtype = str(encoder.dtype).removeprefix("torch.")
-    return ItemFormat(identity.namespace, encoder.modality, encoder.width, dtype)
+def _item_format(config: EncoderConfig, identity: WorkerIdentity, encoder: EncoderSide) -> ItemFormat:
+    dtype, scales = str(encoder.dtype).removeprefix("torch."), 0
+    if config.ec_store_rows == INT8:
+        dtype, scales = INT8, scales_of(Path(config.model), encoder.width)
+        given, stored = encoder.width * encoder.dtype.itemsize, encoder.width + SCALE_BYTES * scales
+        logger.info("embeddings are stored in 8 bits: %d bytes a row in place of %d", stored, given)
+    return ItemFormat(identity.namespace, encoder.modality, encoder.width, dtype, scales)
 
 
 def transfer_config(config: EncoderConfig, identity: WorkerIdentity) -> ECTransferConfig:

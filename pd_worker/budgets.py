@@ -60,7 +60,7 @@ BUDGETS: tuple[SharedBudget, ...] = (
         "keys and values",
         "what `--device-memory` leaves",
         "turns",
-        "the latest request of the tenant with the most is preempted, and recomputed or swapped in later",
+        "the last request of the tenant with the most is preempted, and recomputed or swapped in later",
         flag="--kv-memory",
     ),
     SharedBudget(

@@ -33,7 +33,7 @@ from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager, Sw
 from triptych.pd_worker.core.kv_cache.state_slots import StateSlots
 from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.core.scheduler import Scheduler
-from triptych.pd_worker.engine import Engine, StepMetrics
+from triptych.pd_worker.engine import Engine
 from triptych.pd_worker.events.attempt_trace import PDTraces
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.frontend.grammar import compiler_of
@@ -53,6 +53,7 @@ from triptych.pd_worker.runner.capacity import (
 )
 from triptych.pd_worker.runner.graph_start import capture_decode_graphs
 from triptych.pd_worker.runner.model_runner import ModelRunner
+from triptych.pd_worker.runner.step_metrics import StepMetrics
 from triptych.pd_worker.worker import PDModel, PDWorker, load_report
 from triptych.registry.matching import DIRECT
 

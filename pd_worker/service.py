@@ -17,13 +17,15 @@ from triptych.base.machine.resources import threads_of_one_worker
 from triptych.base.metrics import PDMetrics
 from triptych.base.tracing.start import worker_tracer
 from triptych.base.types import WorkerInfo
-from triptych.base.vllm_classes import class_of
+from triptych.base.vllm_classes import GENERIC, class_of
 from triptych.base.worker_process import ProcessWatch
 from triptych.models.checkpoint.pooling import read_task
 from triptych.models.defaults import start_lock
 from triptych.models.registry import before_each_layer, family_of
 from triptych.pd_worker.native import LoadedModel, NativeWorker, load_model
 from triptych.pd_worker.ranks.share import decoder_threads_of_rank, share_of_rank
+from triptych.pd_worker.vllm.adapters import check_server, read_adapters
+from triptych.pd_worker.vllm.class_trial import try_class
 from triptych.pd_worker.vllm.connection import (
     check_engine,
     check_native,
@@ -53,7 +55,7 @@ async def run(config: PDConfig) -> None:
         check_native(config)
         serve = _serve_native
     elif choice.own:
-        class_of(architecture)
+        class_of(architecture, generic=config.engine_class == "generic")
         config, serve = with_dtype(config), partial(_serve_own, program)
     else:
         check_engine(config)
@@ -96,8 +98,13 @@ async def _serve_vllm(config: PDConfig, process: WorkerProcess, token: str = "")
         if engine is None:
             return
         info, health = engine.info, engine.health
-        logger.info("vLLM %s serves %s, %d tokens", info.version, info.root, info.max_model_len)
+        adapters = await asyncio.to_thread(read_adapters, config)
+        check_server(adapters, info.adapters, config.device)
+        drafts = ", speculatively" if info.speculates else ""
+        logger.info("vLLM %s serves %s, %d tokens%s", info.version, info.root, info.max_model_len, drafts)
         model = await asyncio.to_thread(in_short_lived_thread, load_front_model, config, info.max_model_len)
+        if class_of(family_of(model.path).architecture, generic=True) is GENERIC:
+            await try_class(engine, model)
         tickets = await proven_tickets(config, engine, token or config.internal_token)
         metrics, incarnation = PDMetrics(model.name), uuid.uuid4().hex
         server = WorkerServer(config, "pd", process)
@@ -113,6 +120,7 @@ async def _serve_vllm(config: PDConfig, process: WorkerProcess, token: str = "")
                 tracer=tracer,
                 incarnation=incarnation,
                 tickets=tickets,
+                adapters=adapters,
             )
             watch = ProcessWatch(server.health, [], config.stall_timeout, serves=lambda: health.up)
             await _serve(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 from prometheus_client import Counter, Gauge
@@ -19,8 +20,9 @@ from tokenizers import Tokenizer
 from triptych.base.config import PDConfig
 from triptych.base.engine_beat import BusyClock, EngineBeat
 from triptych.base.errors import Unavailable
+from triptych.base.hashing import stored_as
 from triptych.base.metrics import PDMetrics
-from triptych.base.types import ITEMS, TASKS, WorkerInfo
+from triptych.base.types import INT8, ITEMS, TASKS, WorkerInfo
 from triptych.ec_connector.base import DirectTransfer
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.checkpoint.folder import given_template
@@ -191,8 +193,10 @@ class PDWorker:
         *,
         two_prompts: EncDecPrompts | None = None,
         traces: PDTraces | None = None,
+        adapters: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Puts the service before `engine`; proxies get its `beat` and `load`."""
+        """Puts the service before `engine`; proxies get its `beat` and `load`. `adapters` are the engine's
+        names of LoRA adapters, by key."""
         self._engine = engine
         self.busy_clocks = (beat.busy,)
         model = self._model
@@ -209,6 +213,7 @@ class PDWorker:
             two_prompts=two_prompts,
             pooling=model.pooling,
             item_limits=parse_item_limits(self._config.limit_mm_per_prompt),
+            adapters=adapters,
         )
         self.servicer = PDServicer(
             engine,
@@ -230,7 +235,7 @@ class PDWorker:
         self, address: str, metrics_port: int, kind: str, capacity: Mapping[str, int]
     ) -> WorkerInfo:
         """A registration with an engine's own `capacity`. The worker takes embeddings of every namespace of
-        its tower, of which it names its own."""
+        its tower, of which it names its own, in whichever form its rows are stored."""
         common = {
             "encoder_cache_bytes": self._config.embedding_memory,
             "max_num_seqs": self._config.max_num_seqs,
@@ -242,13 +247,14 @@ class PDWorker:
             "task": TASKS.index(self._model.pooling.task),
             "items": sum(1 << ITEMS.index(each) for each in self._model.prompts.modalities),
         }
+        namespace = self._model.identity.namespace
         return WorkerInfo(
             address=address,
             pool="pd",
             incarnation=self._incarnation,
             model_key=self._model.identity.model_key,
             model=self._model.name,
-            namespaces=(self._model.identity.namespace,),
+            namespaces=(namespace, stored_as(namespace, INT8)),
             capacity={**common, **capacity},
             modality=self._model.decoder.modality,
             kind=kind,

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctriptych/protos/common.proto\x12\x0btriptych.v1\"#\n\x03Run\x12\r\n\x05start\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"\xbe\x01\n\x08ItemPlan\x12\x0f\n\x07mm_hash\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x10\n\x08modality\x18\x03 \x01(\t\x12\x0c\n\x04rows\x18\x04 \x01(\r\x12\r\n\x05width\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x0e\n\x06length\x18\x07 \x01(\r\x12\x1e\n\x04runs\x18\x08 \x03(\x0b\x32\x10.triptych.v1.Run\x12\x10\n\x08grid_thw\x18\t \x03(\r\x12\x0e\n\x06layout\x18\n \x03(\r\"@\n\x0f\x45mbeddingSource\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06socket\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"\xd2\x05\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x18\n\x0btemperature\x18\x03 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x05 \x01(\rH\x03\x88\x01\x01\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x18\n\x10presence_penalty\x18\n \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x0b \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x0c \x01(\x02H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\r \x01(\x02H\x05\x88\x01\x01\x12>\n\nlogit_bias\x18\x0e \x03(\x0b\x32*.triptych.v1.SamplingParams.LogitBiasEntry\x12\x0e\n\x06\x63hoice\x18\x0f \x01(\r\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\x06\x88\x01\x01\x12\x30\n\routput_format\x18\x11 \x01(\x0b\x32\x19.triptych.v1.OutputFormat\x12\x11\n\tbad_words\x18\x12 \x03(\t\x12\"\n\x1ainclude_stop_str_in_output\x18\x13 \x01(\x08\x12\"\n\x15thinking_token_budget\x18\x14 \x01(\rH\x07\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x15\n\x13_repetition_penaltyB\x08\n\x06_min_pB\x0b\n\t_logprobsB\x18\n\x16_thinking_token_budget\"\x90\x01\n\x0cOutputFormat\x12\x15\n\x0bjson_object\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bjson_schema\x18\x02 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12+\n\x07\x63hoices\x18\x04 \x01(\x0b\x32\x18.triptych.v1.TextChoicesH\x00\x12\x0c\n\x04open\x18\x05 \x01(\x08\x42\x06\n\x04\x62ody\"\x1c\n\x0bTextChoices\x12\r\n\x05texts\x18\x01 \x03(\t\"M\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0c\n\x04utf8\x18\x04 \x01(\x0c\"e\n\x10PositionLogprobs\x12)\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x19.triptych.v1.TokenLogprob\x12&\n\x03top\x18\x02 \x03(\x0b\x32\x19.triptych.v1.TokenLogprob\"J\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05param\x18\x03 \x01(\t\x12\x13\n\x0bretry_after\x18\x04 \x01(\x02\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"S\n\rEncoderPrompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x15.triptych.v1.TokenIdsH\x00\x42\x06\n\x04\x62ody\"l\n\rTranscription\x12\x10\n\x08language\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\t\x12\x12\n\ntimestamps\x18\x04 \x01(\x08\x12\x17\n\x0f\x64\x65tect_language\x18\x05 \x01(\x08\"\x05\n\x03\x41\x63kb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctriptych/protos/common.proto\x12\x0btriptych.v1\"#\n\x03Run\x12\r\n\x05start\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"\xce\x01\n\x08ItemPlan\x12\x0f\n\x07mm_hash\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x10\n\x08modality\x18\x03 \x01(\t\x12\x0c\n\x04rows\x18\x04 \x01(\r\x12\r\n\x05width\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x0e\n\x06length\x18\x07 \x01(\r\x12\x1e\n\x04runs\x18\x08 \x03(\x0b\x32\x10.triptych.v1.Run\x12\x10\n\x08grid_thw\x18\t \x03(\r\x12\x0e\n\x06layout\x18\n \x03(\r\x12\x0e\n\x06scales\x18\x0b \x01(\r\"@\n\x0f\x45mbeddingSource\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06socket\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"\xd2\x05\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x18\n\x0btemperature\x18\x03 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x05 \x01(\rH\x03\x88\x01\x01\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x18\n\x10presence_penalty\x18\n \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x0b \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x0c \x01(\x02H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\r \x01(\x02H\x05\x88\x01\x01\x12>\n\nlogit_bias\x18\x0e \x03(\x0b\x32*.triptych.v1.SamplingParams.LogitBiasEntry\x12\x0e\n\x06\x63hoice\x18\x0f \x01(\r\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\x06\x88\x01\x01\x12\x30\n\routput_format\x18\x11 \x01(\x0b\x32\x19.triptych.v1.OutputFormat\x12\x11\n\tbad_words\x18\x12 \x03(\t\x12\"\n\x1ainclude_stop_str_in_output\x18\x13 \x01(\x08\x12\"\n\x15thinking_token_budget\x18\x14 \x01(\rH\x07\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x15\n\x13_repetition_penaltyB\x08\n\x06_min_pB\x0b\n\t_logprobsB\x18\n\x16_thinking_token_budget\"\x90\x01\n\x0cOutputFormat\x12\x15\n\x0bjson_object\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bjson_schema\x18\x02 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12+\n\x07\x63hoices\x18\x04 \x01(\x0b\x32\x18.triptych.v1.TextChoicesH\x00\x12\x0c\n\x04open\x18\x05 \x01(\x08\x42\x06\n\x04\x62ody\"\x1c\n\x0bTextChoices\x12\r\n\x05texts\x18\x01 \x03(\t\"M\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0c\n\x04utf8\x18\x04 \x01(\x0c\"e\n\x10PositionLogprobs\x12)\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x19.triptych.v1.TokenLogprob\x12&\n\x03top\x18\x02 \x03(\x0b\x32\x19.triptych.v1.TokenLogprob\"J\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05param\x18\x03 \x01(\t\x12\x13\n\x0bretry_after\x18\x04 \x01(\x02\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"S\n\rEncoderPrompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x15.triptych.v1.TokenIdsH\x00\x42\x06\n\x04\x62ody\"l\n\rTranscription\x12\x10\n\x08language\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\t\x12\x12\n\ntimestamps\x18\x04 \x01(\x08\x12\x17\n\x0f\x64\x65tect_language\x18\x05 \x01(\x08\"\x05\n\x03\x41\x63kb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,29 +36,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RUN']._serialized_start=45
   _globals['_RUN']._serialized_end=80
   _globals['_ITEMPLAN']._serialized_start=83
-  _globals['_ITEMPLAN']._serialized_end=273
-  _globals['_EMBEDDINGSOURCE']._serialized_start=275
-  _globals['_EMBEDDINGSOURCE']._serialized_end=339
-  _globals['_SAMPLINGPARAMS']._serialized_start=342
-  _globals['_SAMPLINGPARAMS']._serialized_end=1064
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=893
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=941
-  _globals['_OUTPUTFORMAT']._serialized_start=1067
-  _globals['_OUTPUTFORMAT']._serialized_end=1211
-  _globals['_TEXTCHOICES']._serialized_start=1213
-  _globals['_TEXTCHOICES']._serialized_end=1241
-  _globals['_TOKENLOGPROB']._serialized_start=1243
-  _globals['_TOKENLOGPROB']._serialized_end=1320
-  _globals['_POSITIONLOGPROBS']._serialized_start=1322
-  _globals['_POSITIONLOGPROBS']._serialized_end=1423
-  _globals['_ERROR']._serialized_start=1425
-  _globals['_ERROR']._serialized_end=1499
-  _globals['_TOKENIDS']._serialized_start=1501
-  _globals['_TOKENIDS']._serialized_end=1524
-  _globals['_ENCODERPROMPT']._serialized_start=1526
-  _globals['_ENCODERPROMPT']._serialized_end=1609
-  _globals['_TRANSCRIPTION']._serialized_start=1611
-  _globals['_TRANSCRIPTION']._serialized_end=1719
-  _globals['_ACK']._serialized_start=1721
-  _globals['_ACK']._serialized_end=1726
+  _globals['_ITEMPLAN']._serialized_end=289
+  _globals['_EMBEDDINGSOURCE']._serialized_start=291
+  _globals['_EMBEDDINGSOURCE']._serialized_end=355
+  _globals['_SAMPLINGPARAMS']._serialized_start=358
+  _globals['_SAMPLINGPARAMS']._serialized_end=1080
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=909
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=957
+  _globals['_OUTPUTFORMAT']._serialized_start=1083
+  _globals['_OUTPUTFORMAT']._serialized_end=1227
+  _globals['_TEXTCHOICES']._serialized_start=1229
+  _globals['_TEXTCHOICES']._serialized_end=1257
+  _globals['_TOKENLOGPROB']._serialized_start=1259
+  _globals['_TOKENLOGPROB']._serialized_end=1336
+  _globals['_POSITIONLOGPROBS']._serialized_start=1338
+  _globals['_POSITIONLOGPROBS']._serialized_end=1439
+  _globals['_ERROR']._serialized_start=1441
+  _globals['_ERROR']._serialized_end=1515
+  _globals['_TOKENIDS']._serialized_start=1517
+  _globals['_TOKENIDS']._serialized_end=1540
+  _globals['_ENCODERPROMPT']._serialized_start=1542
+  _globals['_ENCODERPROMPT']._serialized_end=1625
+  _globals['_TRANSCRIPTION']._serialized_start=1627
+  _globals['_TRANSCRIPTION']._serialized_end=1735
+  _globals['_ACK']._serialized_start=1737
+  _globals['_ACK']._serialized_end=1742
 # @@protoc_insertion_point(module_scope)

@@ -15,7 +15,7 @@ class Run(_message.Message):
     def __init__(self, start: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class ItemPlan(_message.Message):
-    __slots__ = ("mm_hash", "namespace", "modality", "rows", "width", "dtype", "length", "runs", "grid_thw", "layout")
+    __slots__ = ("mm_hash", "namespace", "modality", "rows", "width", "dtype", "length", "runs", "grid_thw", "layout", "scales")
     MM_HASH_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     MODALITY_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class ItemPlan(_message.Message):
     RUNS_FIELD_NUMBER: _ClassVar[int]
     GRID_THW_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    SCALES_FIELD_NUMBER: _ClassVar[int]
     mm_hash: str
     namespace: str
     modality: str
@@ -36,7 +37,8 @@ class ItemPlan(_message.Message):
     runs: _containers.RepeatedCompositeFieldContainer[Run]
     grid_thw: _containers.RepeatedScalarFieldContainer[int]
     layout: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, mm_hash: _Optional[str] = ..., namespace: _Optional[str] = ..., modality: _Optional[str] = ..., rows: _Optional[int] = ..., width: _Optional[int] = ..., dtype: _Optional[str] = ..., length: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., grid_thw: _Optional[_Iterable[int]] = ..., layout: _Optional[_Iterable[int]] = ...) -> None: ...
+    scales: int
+    def __init__(self, mm_hash: _Optional[str] = ..., namespace: _Optional[str] = ..., modality: _Optional[str] = ..., rows: _Optional[int] = ..., width: _Optional[int] = ..., dtype: _Optional[str] = ..., length: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., grid_thw: _Optional[_Iterable[int]] = ..., layout: _Optional[_Iterable[int]] = ..., scales: _Optional[int] = ...) -> None: ...
 
 class EmbeddingSource(_message.Message):
     __slots__ = ("name", "socket", "address")

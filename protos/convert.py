@@ -7,14 +7,18 @@ from typing import Any
 
 from triptych.base.errors import InvalidRequest, RequestError, error_from_code
 from triptych.base.hashing import check_mm_hash
+from triptych.base.request import MAX_KV_PARAMS
 from triptych.base.types import (
     DTYPE_BYTES,
+    SCALE_BYTES,
     EmbeddingSource,
     ItemPlan,
+    KeptKV,
     OutputFormat,
     PositionLogprobs,
     SamplingParams,
     TokenLogprob,
+    scales_fit,
 )
 from triptych.protos import common_pb2, pd_pb2
 
@@ -27,6 +31,8 @@ def plan_from_proto(message: common_pb2.ItemPlan) -> ItemPlan:
     """An item's plan; InvalidRequest when its key or its dtype cannot be one."""
     if message.dtype not in DTYPE_BYTES:
         raise InvalidRequest(f"an item's dtype must be one of {', '.join(DTYPE_BYTES)}", param="items")
+    if not scales_fit(message.dtype, message.width, message.scales):
+        raise InvalidRequest("an item of int8 has a scale for each equal part of a row", param="items")
     return ItemPlan(
         mm_hash=check_mm_hash(message.mm_hash),
         namespace=message.namespace,
@@ -38,6 +44,7 @@ def plan_from_proto(message: common_pb2.ItemPlan) -> ItemPlan:
         runs=tuple((run.start, run.count) for run in message.runs) or None,
         grid_thw=tuple(message.grid_thw),
         layout=tuple(message.layout),
+        scales=message.scales,
     )
 
 
@@ -53,12 +60,13 @@ def plan_to_proto(plan: ItemPlan) -> common_pb2.ItemPlan:
         runs=[common_pb2.Run(start=start, count=count) for start, count in plan.runs or ()],
         grid_thw=plan.grid_thw,
         layout=plan.layout,
+        scales=plan.scales,
     )
 
 
 def plan_nbytes(plan: common_pb2.ItemPlan) -> int:
     """As `ItemPlan.nbytes`, of a plan that has been checked."""
-    return plan.rows * plan.width * DTYPE_BYTES[plan.dtype]
+    return plan.rows * (plan.width + SCALE_BYTES * plan.scales) * DTYPE_BYTES[plan.dtype]
 
 
 def source_from_proto(message: common_pb2.EmbeddingSource) -> EmbeddingSource | None:
@@ -72,6 +80,20 @@ def source_to_proto(source: EmbeddingSource | None) -> common_pb2.EmbeddingSourc
     if source is None:
         return common_pb2.EmbeddingSource()
     return common_pb2.EmbeddingSource(name=source.name, socket=source.socket, address=source.address)
+
+
+def kv_from_proto(message: pd_pb2.KVHandOff, now: float) -> KeptKV | None:
+    """The KV that is kept for so many seconds from `now` on; None for what no worker sends."""
+    if len(message.params) > MAX_KV_PARAMS:
+        return None
+    return KeptKV(message.params, now + message.seconds)
+
+
+def kv_to_proto(kept: KeptKV | None, now: float) -> pd_pb2.KVHandOff | None:
+    """What is kept, for the time that is left of it; None where that is over."""
+    if kept is None or kept.until <= now:
+        return None
+    return pd_pb2.KVHandOff(params=kept.params, seconds=kept.until - now)
 
 
 _SAMPLING = common_pb2.SamplingParams.DESCRIPTOR.fields

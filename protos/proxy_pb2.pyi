@@ -66,7 +66,7 @@ class ChatTools(_message.Message):
     def __init__(self, tools: _Optional[str] = ..., choice: _Optional[str] = ..., function: _Optional[str] = ..., single_call: _Optional[bool] = ...) -> None: ...
 
 class ChatRequest(_message.Message):
-    __slots__ = ("model", "messages", "sampling", "cache_salt", "mm_processor_kwargs", "return_token_ids", "timeout", "n", "tools", "chat_template_kwargs", "no_generation_prompt", "continue_final_message")
+    __slots__ = ("model", "messages", "sampling", "cache_salt", "mm_processor_kwargs", "return_token_ids", "timeout", "n", "tools", "chat_template_kwargs", "no_generation_prompt", "continue_final_message", "priority")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,7 @@ class ChatRequest(_message.Message):
     CHAT_TEMPLATE_KWARGS_FIELD_NUMBER: _ClassVar[int]
     NO_GENERATION_PROMPT_FIELD_NUMBER: _ClassVar[int]
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     model: str
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     sampling: _common_pb2.SamplingParams
@@ -91,10 +92,11 @@ class ChatRequest(_message.Message):
     chat_template_kwargs: str
     no_generation_prompt: bool
     continue_final_message: bool
-    def __init__(self, model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., mm_processor_kwargs: _Optional[str] = ..., return_token_ids: _Optional[bool] = ..., timeout: _Optional[float] = ..., n: _Optional[int] = ..., tools: _Optional[_Union[ChatTools, _Mapping]] = ..., chat_template_kwargs: _Optional[str] = ..., no_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ...) -> None: ...
+    priority: int
+    def __init__(self, model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., mm_processor_kwargs: _Optional[str] = ..., return_token_ids: _Optional[bool] = ..., timeout: _Optional[float] = ..., n: _Optional[int] = ..., tools: _Optional[_Union[ChatTools, _Mapping]] = ..., chat_template_kwargs: _Optional[str] = ..., no_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "encoder_text", "encoder_token_ids", "audio", "image", "image_url", "decoder_text", "decoder_token_ids", "transcription", "sampling", "cache_salt", "return_token_ids", "timeout", "n", "mm_processor_kwargs")
+    __slots__ = ("model", "encoder_text", "encoder_token_ids", "audio", "image", "image_url", "decoder_text", "decoder_token_ids", "transcription", "sampling", "cache_salt", "return_token_ids", "timeout", "n", "mm_processor_kwargs", "priority")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ENCODER_TEXT_FIELD_NUMBER: _ClassVar[int]
     ENCODER_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +112,7 @@ class GenerateRequest(_message.Message):
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     N_FIELD_NUMBER: _ClassVar[int]
     MM_PROCESSOR_KWARGS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     model: str
     encoder_text: str
     encoder_token_ids: _common_pb2.TokenIds
@@ -125,7 +128,8 @@ class GenerateRequest(_message.Message):
     timeout: float
     n: int
     mm_processor_kwargs: str
-    def __init__(self, model: _Optional[str] = ..., encoder_text: _Optional[str] = ..., encoder_token_ids: _Optional[_Union[_common_pb2.TokenIds, _Mapping]] = ..., audio: _Optional[bytes] = ..., image: _Optional[bytes] = ..., image_url: _Optional[str] = ..., decoder_text: _Optional[str] = ..., decoder_token_ids: _Optional[_Union[_common_pb2.TokenIds, _Mapping]] = ..., transcription: _Optional[_Union[_common_pb2.Transcription, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., return_token_ids: _Optional[bool] = ..., timeout: _Optional[float] = ..., n: _Optional[int] = ..., mm_processor_kwargs: _Optional[str] = ...) -> None: ...
+    priority: int
+    def __init__(self, model: _Optional[str] = ..., encoder_text: _Optional[str] = ..., encoder_token_ids: _Optional[_Union[_common_pb2.TokenIds, _Mapping]] = ..., audio: _Optional[bytes] = ..., image: _Optional[bytes] = ..., image_url: _Optional[str] = ..., decoder_text: _Optional[str] = ..., decoder_token_ids: _Optional[_Union[_common_pb2.TokenIds, _Mapping]] = ..., transcription: _Optional[_Union[_common_pb2.Transcription, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., return_token_ids: _Optional[bool] = ..., timeout: _Optional[float] = ..., n: _Optional[int] = ..., mm_processor_kwargs: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class ChatEvent(_message.Message):
     __slots__ = ("text", "token_ids", "prompt_token_ids", "finish", "choice", "logprobs", "tool_calls", "encoder_prompt_token_ids", "reasoning")
@@ -180,7 +184,7 @@ class EmbedInput(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[_common_pb2.TokenIds, _Mapping]] = ...) -> None: ...
 
 class EmbedRequest(_message.Message):
-    __slots__ = ("model", "inputs", "messages", "dimensions", "pooling", "normalize", "generation_prompt", "chat_template_kwargs", "mm_processor_kwargs", "cache_salt", "timeout")
+    __slots__ = ("model", "inputs", "messages", "dimensions", "pooling", "normalize", "generation_prompt", "chat_template_kwargs", "mm_processor_kwargs", "cache_salt", "timeout", "priority")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -192,6 +196,7 @@ class EmbedRequest(_message.Message):
     MM_PROCESSOR_KWARGS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     model: str
     inputs: _containers.RepeatedCompositeFieldContainer[EmbedInput]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
@@ -203,7 +208,8 @@ class EmbedRequest(_message.Message):
     mm_processor_kwargs: str
     cache_salt: str
     timeout: float
-    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[EmbedInput, _Mapping]]] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., dimensions: _Optional[int] = ..., pooling: _Optional[str] = ..., normalize: _Optional[bool] = ..., generation_prompt: _Optional[bool] = ..., chat_template_kwargs: _Optional[str] = ..., mm_processor_kwargs: _Optional[str] = ..., cache_salt: _Optional[str] = ..., timeout: _Optional[float] = ...) -> None: ...
+    priority: int
+    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[EmbedInput, _Mapping]]] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., dimensions: _Optional[int] = ..., pooling: _Optional[str] = ..., normalize: _Optional[bool] = ..., generation_prompt: _Optional[bool] = ..., chat_template_kwargs: _Optional[str] = ..., mm_processor_kwargs: _Optional[str] = ..., cache_salt: _Optional[str] = ..., timeout: _Optional[float] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class Embedding(_message.Message):
     __slots__ = ("index", "values", "prompt_tokens", "cached_tokens")
@@ -224,7 +230,7 @@ class RankedContent(_message.Message):
     def __init__(self, parts: _Optional[_Iterable[_Union[ChatPart, _Mapping]]] = ...) -> None: ...
 
 class RerankRequest(_message.Message):
-    __slots__ = ("model", "query", "documents", "top_n", "instruction", "mm_processor_kwargs", "cache_salt", "timeout")
+    __slots__ = ("model", "query", "documents", "top_n", "instruction", "mm_processor_kwargs", "cache_salt", "timeout", "priority")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     QUERY_FIELD_NUMBER: _ClassVar[int]
     DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +239,7 @@ class RerankRequest(_message.Message):
     MM_PROCESSOR_KWARGS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     model: str
     query: RankedContent
     documents: _containers.RepeatedCompositeFieldContainer[RankedContent]
@@ -241,7 +248,8 @@ class RerankRequest(_message.Message):
     mm_processor_kwargs: str
     cache_salt: str
     timeout: float
-    def __init__(self, model: _Optional[str] = ..., query: _Optional[_Union[RankedContent, _Mapping]] = ..., documents: _Optional[_Iterable[_Union[RankedContent, _Mapping]]] = ..., top_n: _Optional[int] = ..., instruction: _Optional[str] = ..., mm_processor_kwargs: _Optional[str] = ..., cache_salt: _Optional[str] = ..., timeout: _Optional[float] = ...) -> None: ...
+    priority: int
+    def __init__(self, model: _Optional[str] = ..., query: _Optional[_Union[RankedContent, _Mapping]] = ..., documents: _Optional[_Iterable[_Union[RankedContent, _Mapping]]] = ..., top_n: _Optional[int] = ..., instruction: _Optional[str] = ..., mm_processor_kwargs: _Optional[str] = ..., cache_salt: _Optional[str] = ..., timeout: _Optional[float] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class RankedDocument(_message.Message):
     __slots__ = ("index", "score")

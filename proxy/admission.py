@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 
@@ -97,15 +97,22 @@ class RequestAdmission:
             if not limit.expired():
                 limit.reschedule(asyncio.get_running_loop().time())
 
-    def admit(self, call: ChatCall) -> tuple[ChatCall, Hold]:
+    def resolve_model(self, name: str) -> str:
+        """The model or adapter that the call of the running code means; NotFound where its key may use none
+        of that name."""
+        return self._pool.resolve_model(name, current_call().models)
+
+    def admit(self, call: ChatCall, allowed: Collection[str] | None = None) -> tuple[ChatCall, Hold]:
         """The call in the form that its model takes, and the places of its answers, until they have ended.
 
-        RequestError where it cannot be served, or not now.
+        RequestError where it cannot be served, or not now; `allowed`: the models of its key.
         """
         self._check_draining()
-        model = self._pool.resolve_model(call.model)
-        call = fit(call, self._pool.kind(model))
-        check_prompt_length(call, self._pool.limits_of(model))
+        name = self._pool.resolve_model(call.model, allowed)
+        call = fit(call, self._pool.kind(name))
+        check_prompt_length(call, self._pool.limits_of(name))
+        base = self._pool.base_of(name)
+        call = replace(call, model=base or name, adapter=name if base else "")
         places, answers = self._quotas["requests"], min(call.n, self._quotas["requests"].spec.capacity)
         if call.continues and not places.fits(call.tenant, answers):
             return call, places.hold(call.tenant)  # it was admitted with its first part
@@ -132,8 +139,8 @@ class RequestAdmission:
         first = choices.first
         try:
             async with self._limited(first.deadline - self._clock()):
-                model = self._pool.resolve_model(first.call.model)
-                first.binding = await self._pool.bind(model, media=first.call.has_items)
+                name = self._pool.resolve_model(first.call.served_name)
+                first.binding = await self._pool.bind(name, media=first.call.has_items)
                 started = self._clock()
                 first.split = await split(first.call, first.binding.namespace, self._media, self._videos)
         except TimeoutError:

@@ -14,7 +14,7 @@ from triptych.base.delta import Delta
 from triptych.base.errors import InternalError, RequestError, Unavailable
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.scaling import ScalingRules, ScalingTarget
-from triptych.base.types import PositionLogprobs
+from triptych.base.types import PositionLogprobs, Task
 from triptych.protos.encoder_pb2 import JobWaits
 from triptych.proxy.admission import Backpressure, RequestAdmission, make_choices
 from triptych.proxy.call.chat import ChatCall, Done, Output
@@ -165,15 +165,15 @@ class Dispatcher:
 
     def resolve_model(self, name: str) -> str:
         """The served name that a request means; see `KnownWorkers`."""
-        return self._pool.resolve_model(name)
+        return self.admission.resolve_model(name)
 
-    def scores_pairs(self, model: str) -> bool:
-        """Whether the model that a request means is a reranker."""
-        return self.kind(model).task == "score"
+    def task(self, model: str) -> Task:
+        """What the model that a request means is for."""
+        return self.kind(model).task
 
     def kind(self, model: str) -> ModelKind:
         """What the model that a request means takes."""
-        return self._pool.kind(self._pool.resolve_model(model))
+        return self._pool.kind(self.resolve_model(model))
 
     async def close(self) -> None:
         self.admission.stop()
@@ -245,7 +245,7 @@ class Dispatcher:
         """The call, its places and its memory; RequestError where it cannot be served, or not now."""
         places = None
         try:
-            call, places = self.admission.admit(call)
+            call, places = self.admission.admit(call, context.models)
             sampling, quota = call.sampling, self.quotas["replies"]
             memory = ReplyMemory(
                 quota,

@@ -219,7 +219,7 @@ def _message_chain(
 ) -> tuple[str, ...]:
     """One digest per message, each over all messages and items up to it: equal prefixes share KV blocks."""
     chain: list[str] = []
-    last = framed_digest((("salt", call.salt.encode()),))
+    last = _chain_root(call)
     slot = iter(slots)
     for message, content in zip(call.messages, encoded, strict=True):
         fields = [("last", last.encode()), ("message", content)]
@@ -227,6 +227,11 @@ def _message_chain(
         last = framed_digest(fields)
         chain.append(last)
     return tuple(chain)
+
+
+def _chain_root(call: ChatCall) -> str:
+    """Tenants share no KV blocks, nor do adapters."""
+    return framed_digest((("salt", call.salt.encode()), ("adapter", call.adapter.encode())))
 
 
 def prompt_chain(call: ChatCall, prompt: RawPrompt, item: str = "") -> tuple[str, ...]:
@@ -238,7 +243,7 @@ def prompt_chain(call: ChatCall, prompt: RawPrompt, item: str = "") -> tuple[str
     most = _MAX_PIECES * _PIECE
     begin = prompt[:most]
     data = begin.encode() if isinstance(begin, str) else struct.pack(f"<{len(begin)}I", *begin)
-    last = framed_digest((("salt", call.salt.encode()),))
+    last = _chain_root(call)
     chain: list[str] = []
     if item:
         last = framed_digest((("last", last.encode()), ("item", item.encode())))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,6 +19,8 @@ from triptych.registry.matching import DIRECT, Mismatch, PDModels, described, ro
 logger = logging.getLogger(__name__)
 
 BIND_POLL_SECONDS = 0.1
+#: Names in one error.
+MAX_SHOWN = 100
 
 
 @dataclass(slots=True)
@@ -49,10 +51,16 @@ class Worker:
 
 @dataclass(slots=True)
 class Binding:
-    """Model key and media namespace that a request keeps for life."""
+    """Model key, media namespace and adapter's key (empty: none) that a request keeps for life."""
 
     model_key: str
     namespace: str
+    adapter: str = ""
+
+    def served_by(self, info: WorkerInfo) -> bool:
+        """Whether a PD worker has these weights."""
+        same_model = info.model_key == self.model_key
+        return same_model and (not self.adapter or self.adapter in info.adapters.values())
 
 
 @dataclass(slots=True)
@@ -65,6 +73,8 @@ class _Model:
     towers: set[str] = field(default_factory=set)
     #: Namespaces of encoders in the order in which they were first seen.
     namespaces: list[str] = field(default_factory=list)
+    #: Its adapters by name, each with its keys in that order, too.
+    adapters: dict[str, list[str]] = field(default_factory=dict)
 
     def takes(self, info: WorkerInfo) -> bool:
         """Whether an encoder of another model key writes rows that its PD workers take."""
@@ -136,6 +146,9 @@ class KnownWorkers:
             )
             model = self._models[info.model_key] = _Model(info.model, kind)
         model.towers.update(map(tower_of, info.namespaces))
+        for name, key in info.adapters.items():
+            if key not in (keys := model.adapters.setdefault(name, [])):
+                keys.append(key)
 
     def match_encoders(self) -> bool:
         """Compares the encoders with the PD workers; logs each that does not fit, once. Whether any changed.
@@ -205,42 +218,73 @@ class KnownWorkers:
         """Namespaces with an encoder that may get new work."""
         return frozenset(name for worker in self.reaching("encoder") for name in worker.info.namespaces)
 
-    def models(self) -> list[str]:
-        """Names that a request may use, whether or not a worker of theirs is live now."""
-        return sorted({model.name for model in self._models.values()})
+    def models(self, allowed: Collection[str] | None = None) -> list[str]:
+        """Models that a request may name, whether or not a worker of theirs is live now; of those that are
+        `allowed` to its key."""
+        return _allowed({model.name for model in self._models.values()}, allowed)
+
+    def adapters(self, allowed: Collection[str] | None = None) -> list[str]:
+        """LoRA adapters that a request may name as its model, likewise."""
+        names = {name for model in self._models.values() for name in model.adapters}
+        return _allowed(names - set(self.models()), allowed)
+
+    def base_of(self, name: str) -> str:
+        """The model that the adapter of this name is of, of several the first; "" where the name is none's.
+
+        A model of that name goes before.
+        """
+        if any(name == model.name for model in self._models.values()):
+            return ""
+        return min((model.name for model in self._models.values() if name in model.adapters), default="")
 
     def model_called(self, name: str) -> str:
         """The model that a call of this name is shown with: where it names none, the first."""
         return name or next(iter(self.models()), "")
 
-    def resolve_model(self, name: str) -> str:
-        """The served name that a request means; an empty one means the only one.
+    def resolve_model(self, name: str, allowed: Collection[str] | None = None) -> str:
+        """The model or adapter that a request means; an empty name means the only model.
 
-        InvalidRequest or NotFound, which name what there is; Unavailable while nothing is known.
+        InvalidRequest or NotFound, which name what there is, to its key; Unavailable while nothing is known.
         """
-        if any(name == model.name for model in self._models.values()):
+        models, adapters = self.models(allowed), self.adapters(allowed)
+        if name in models or name in adapters:
             return name
-        models = self.models()
-        if not models:
+        if not self._models:
             raise Unavailable(
                 "no PD worker has registered yet: wait while it loads, or start one, `triptych pd MODEL`",
                 retry_after=RETRY_AFTER,
             )
         if not name and len(models) == 1:
             return models[0]
+        there = ", ".join((models + adapters)[:MAX_SHOWN]) or "none for this key"
         if not name:
-            raise InvalidRequest(f"model must name one of {', '.join(models)}", param="model")
-        raise NotFound(f"model {name[:80]!r} is not served here; there is {', '.join(models)}", param="model")
+            raise InvalidRequest(f"model must name one of {there}", param="model")
+        raise NotFound(f"model {name[:80]!r} is not served here; there is {there}", param="model")
 
     def live_models(self) -> list[str]:
         return sorted({worker.info.model for worker in self.serving("pd")})
 
     def model_key(self, model: str) -> str | None:
-        """The newest key of the model that has a live PD worker, else its newest one; None: never seen."""
-        keys = [key for key, known in self._models.items() if known.name == model]
+        """The newest key of the model, or of an adapter's, that has a live PD worker with it, else the newest
+        one; None: never seen."""
+        base = self.base_of(model)
+        known = self._models.items()
+        if base:
+            keys = [key for key, one in known if one.name == base and model in one.adapters]
+        else:
+            keys = [key for key, one in known if one.name == model]
         if len(keys) < 2:
             return keys[0] if keys else None
-        live = {worker.info.model_key for worker in self.serving("pd")}
+        workers = [worker.info for worker in self.serving("pd")]
+        live = {info.model_key for info in workers if not base or model in info.adapters}
+        return next((key for key in reversed(keys) if key in live), keys[-1])
+
+    def _adapter_key(self, model_key: str, name: str) -> str:
+        """The adapter's newest key that a live worker has, else its newest one; "" of a model's name."""
+        keys = self._models[model_key].adapters.get(name, []) if self.base_of(name) else []
+        if len(keys) < 2:
+            return keys[0] if keys else ""
+        live = {worker.info.adapters.get(name) for worker in self.serving("pd")}
         return next((key for key in reversed(keys) if key in live), keys[-1])
 
     def kind(self, model: str) -> ModelKind:
@@ -256,9 +300,10 @@ class KnownWorkers:
         live = self.namespaces_served()
         return next((name for name in reversed(names) if name in live), names[-1])
 
-    async def bind(self, model: str, *, media: bool) -> Binding:
-        """The newest binding to a served model; media wait for a namespace, which encoders register."""
-        model_key = self.model_key(model)
+    async def bind(self, name: str, *, media: bool) -> Binding:
+        """The newest binding to a served model or adapter; media wait for a namespace, which encoders
+        register."""
+        model_key, model = self.model_key(name), self.base_of(name) or name
         assert model_key is not None
         if media and self.namespace(model_key) is None:
             self.unbound[model] += 1
@@ -268,7 +313,8 @@ class KnownWorkers:
                     await asyncio.sleep(BIND_POLL_SECONDS)
             finally:
                 self.unbound[model] -= 1
-        return Binding(model_key, self.namespace(model_key) or "")
+        adapter = self._adapter_key(model_key, name)
+        return Binding(model_key, self.namespace(model_key) or "", adapter)
 
     def encoded_by(self, namespace: str, model: str) -> str:
         """The model whose encoders write this model's items: its own, unless only others' have been there."""
@@ -276,14 +322,18 @@ class KnownWorkers:
         return model if model in models or not models else models[0]
 
     def limits_of(self, model: str) -> list[int]:
-        """`max_model_lens` of the key that a new request for the model is bound to."""
+        """`max_model_lens` of what a new request for the model or adapter is bound to."""
         key = self.model_key(model)
-        return [] if key is None else self.max_model_lens(key)
+        return [] if key is None else self.max_model_lens(Binding(key, "", self._adapter_key(key, model)))
 
-    def max_model_lens(self, model_key: str) -> list[int]:
-        """The limits of all known PD workers of the key, live or not; 0 where one names none."""
+    def max_model_lens(self, bound: Binding) -> list[int]:
+        """The limits of all known PD workers that may serve it, live or not; 0 where one names none."""
         infos = [worker.info for worker in self.workers.values() if worker.info.pool == "pd"]
-        return [info.capacity.get("max_model_len", 0) for info in infos if info.model_key == model_key]
+        return [info.capacity.get("max_model_len", 0) for info in infos if bound.served_by(info)]
+
+
+def _allowed(names: Collection[str], allowed: Collection[str] | None) -> list[str]:
+    return sorted(name for name in names if allowed is None or name in allowed)
 
 
 def _log_match(info: WorkerInfo, mismatch: Mismatch | None) -> None:

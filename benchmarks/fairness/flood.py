@@ -30,6 +30,7 @@ SMALL: dict[str, dict[str, Any]] = {
     MESSAGES: {"messages": TURN, "max_tokens": 2},
     f"{MESSAGES}/count_tokens": {"messages": TURN},
     "/v1/embeddings": {"input": ["hi"]},
+    "/pooling": {"input": ["hi"]},
     "/v1/rerank": {"query": "hi", "documents": ["ho"]},
     "/rerank": {"query": "hi", "documents": ["ho"]},
     "/v1/score": {"text_1": "hi", "text_2": "ho"},

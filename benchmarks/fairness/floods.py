@@ -149,6 +149,7 @@ def many_inputs(scale: float) -> Sequence[Send]:
     texts = [f"{number} " + "a red circle " * int(100 * scale) for number in range(int(2048 * scale))]
     bodies: dict[str, dict[str, Any]] = {
         "/v1/embeddings": {"input": texts},
+        "/pooling": {"input": texts},
         **dict.fromkeys(("/v1/rerank", "/rerank"), {"query": "red", "documents": texts}),
         **dict.fromkeys(("/v1/score", "/score"), {"text_1": "red", "text_2": texts}),
     }
@@ -312,7 +313,7 @@ FLOODS: dict[str, Flood] = {
             "2,048 inputs to embed, to rank and to score, 5 calls at once",
             "text",
             "engine",
-            at_paths("/v1/embeddings", "/v1/rerank", "/rerank", "/v1/score", "/score"),
+            at_paths("/v1/embeddings", "/pooling", "/v1/rerank", "/rerank", "/v1/score", "/score"),
             many_inputs,
             5,
             again=True,

@@ -173,13 +173,16 @@ def vllm_epd_alone(place: Place) -> System:
 def vllm_pd(place: Place) -> System:
     """Prefill and decode apart, KV by NIXL over UCX; both encode, as vLLM has no E|P|D of these two parts."""
     prefill, decode, proxy = place.ports[:3]
-    kv = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
-    words = ("--kv-transfer-config", json.dumps(kv))
+
+    def words(role: str) -> tuple[str, str]:
+        kv = {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"}
+        return "--kv-transfer-config", json.dumps(kv)
+
     services = [
-        place.vllm(name, port, core, *words, VLLM_NIXL_SIDE_CHANNEL_PORT=str(side))
-        for name, port, core, side in (
-            ("prefill", prefill, 0, place.ports[3]),
-            ("decode", decode, 1, place.ports[4]),
+        place.vllm(name, port, core, *words(role), VLLM_NIXL_SIDE_CHANNEL_PORT=str(side))
+        for name, role, port, core, side in (
+            ("prefill", "kv_producer", prefill, 0, place.ports[3]),
+            ("decode", "kv_consumer", decode, 1, place.ports[4]),
         )
     ]
     urls = [f"http://127.0.0.1:{port}" for port in (prefill, decode)]

@@ -22,6 +22,7 @@ from triptych.base.log import log_fields, short
 from triptych.base.types import EmbeddingSource, ItemPlan
 from triptych.ec_connector.base import DirectTransfer
 from triptych.ec_connector.connectors.segments import SegmentPool, SharedSegment, is_sealed
+from triptych.ec_connector.int8_rows import finite_scales
 from triptych.kernels.functions import copy_checked
 from triptych.store.address import StoreAddress
 from triptych.store.bulk import SLOWEST, BulkError, Loaded, LoadResult, Missing, Received
@@ -183,7 +184,8 @@ class ServedOutputs:
 def _filled(segment: SharedSegment, plan: ItemPlan, head: PendingHead, body: memoryview) -> bytes:
     """The head, after it and the body were copied into the segment."""
     target = np.frombuffer(segment.memory, dtype=np.uint8, count=len(body), offset=head.nbytes)
-    if not copy_checked(np.frombuffer(body, dtype=np.uint8), target, plan.dtype, head.update):
+    finite = copy_checked(np.frombuffer(body, dtype=np.uint8), target, plan.dtype, head.update)
+    if not finite or (plan.scales and not finite_scales(body, plan)):
         raise NotFiniteError
     raw = segment.memory[: head.nbytes] = head.finish()
     return raw

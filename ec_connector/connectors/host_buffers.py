@@ -20,7 +20,12 @@ from numpy.typing import NDArray
 from triptych.base.machine.device import Device
 from triptych.base.types import ItemPlan
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+}
 
 
 class DeviceCopier:
@@ -33,7 +38,7 @@ class DeviceCopier:
     def to_device(
         self, pieces: Sequence[torch.Tensor], plan: ItemPlan
     ) -> tuple[torch.Tensor, Callable[[], None] | None]:
-        """The item on the device, [rows, width], and a wait until it is whole (None: it is already).
+        """The item on the device, [rows, columns], and a wait until it is whole (None: it is already).
 
         `pieces` hold its bytes, one after the other, and must live until then; one piece is not copied where
         it is on the device. Called from the thread that runs the model. MemoryError if the device has none.
@@ -72,7 +77,7 @@ _NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 def _shaped(whole: torch.Tensor, plan: ItemPlan) -> torch.Tensor:
-    return whole.view(DTYPES[plan.dtype]).view(plan.rows, plan.width)
+    return whole.view(DTYPES[plan.dtype]).view(plan.rows, plan.columns)
 
 
 class PinnedMemory:

@@ -76,5 +76,5 @@ class SameRows:
         result = await self._store.load(other, lambda nbytes: memory.data)
         if not isinstance(result, Loaded):
             return None
-        rows = torch.from_numpy(memory).view(getattr(torch, plan.dtype)).view(plan.rows, plan.width)
+        rows = torch.from_numpy(memory).view(getattr(torch, plan.dtype)).view(plan.rows, plan.columns)
         return EncoderOutput(plan, rows)

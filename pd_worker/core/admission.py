@@ -5,12 +5,12 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from triptych.base.config import format_size
 from triptych.base.errors import ConfigError, ContextTooLong, InvalidRequest, RequestError
 from triptych.base.types import MMFeature
-from triptych.pd_worker.core.request import EngineRequest, RequestOrder
+from triptych.pd_worker.core.request import EngineRequest, OwnOrder
 from triptych.pd_worker.core.tenant_turns import TenantTurns
 
 
@@ -18,7 +18,7 @@ class HasOrder(Protocol):
     """A request in a queue."""
 
     @property
-    def order(self) -> RequestOrder: ...
+    def own_order(self) -> OwnOrder: ...
 
     @property
     def tenant(self) -> str: ...
@@ -27,8 +27,8 @@ class HasOrder(Protocol):
 R = TypeVar("R", bound=HasOrder)
 
 
-def order_of(request: HasOrder) -> RequestOrder:
-    return request.order
+def own_order_of(request: HasOrder) -> OwnOrder:
+    return request.own_order
 
 
 def distinct_bytes(features: Iterable[MMFeature]) -> dict[str, int]:
@@ -105,9 +105,10 @@ class Admission:
 
 
 class OrderedRequests(Generic[R]):
-    """Requests sorted by `order`, each once. Not to be changed in an iteration other than `one_by_one`."""
+    """Requests sorted by `key`, each once. Not to be changed in an iteration other than `one_by_one`."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: Callable[[R], Any] = own_order_of) -> None:
+        self._key = key
         self._requests: list[R] = []
 
     def __len__(self) -> int:
@@ -122,7 +123,7 @@ class OrderedRequests(Generic[R]):
         while index < len(self._requests):
             request = self._requests[index]
             yield request
-            index = bisect.bisect_right(self._requests, request.order, key=order_of)
+            index = bisect.bisect_right(self._requests, self._key(request), key=self._key)
 
     @property
     def first(self) -> R | None:
@@ -130,24 +131,26 @@ class OrderedRequests(Generic[R]):
 
     def add(self, request: R) -> None:
         """Idempotent."""
-        index = bisect.bisect_left(self._requests, request.order, key=order_of)
+        index = bisect.bisect_left(self._requests, self._key(request), key=self._key)
         if index == len(self._requests) or self._requests[index] is not request:
             self._requests.insert(index, request)
 
     def discard(self, request: R) -> None:
         """Idempotent."""
-        index = bisect.bisect_left(self._requests, request.order, key=order_of)
+        index = bisect.bisect_left(self._requests, self._key(request), key=self._key)
         if index < len(self._requests) and self._requests[index] is request:
             del self._requests[index]
 
     def after(self, request: R | None) -> R | None:
         """The first one behind `request`, which may have left; None: the first of all."""
-        index = 0 if request is None else bisect.bisect_right(self._requests, request.order, key=order_of)
+        index = (
+            0 if request is None else bisect.bisect_right(self._requests, self._key(request), key=self._key)
+        )
         return self._requests[index] if index < len(self._requests) else None
 
 
 class RequestsInTurns(Generic[R]):
-    """Requests in turns between tenants, by `order` inside one."""
+    """Requests in turns between tenants, by `own_order` inside one."""
 
     def __init__(self, turns: TenantTurns) -> None:
         self._turns = turns
@@ -211,7 +214,7 @@ class RequestsInTurns(Generic[R]):
 
 
 class AdmissionQueue(Generic[R]):
-    """Requests that wait to be admitted, in turns between tenants and by `order` inside one.
+    """Requests that wait to be admitted, in turns between tenants and by `own_order` inside one.
 
     Those with items wait for all such requests before them, so that small ones never starve a large one: its
     tenant's turn stays. Those without wait for none of these.
@@ -252,7 +255,7 @@ class AdmissionQueue(Generic[R]):
         if plain is None or first is None:
             return plain or first
         if plain.tenant == first.tenant:
-            return min(plain, first, key=order_of)
+            return min(plain, first, key=own_order_of)
         return plain if self._turns.next((plain.tenant, first.tenant)) == plain.tenant else first
 
 

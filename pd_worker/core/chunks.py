@@ -177,7 +177,7 @@ class OverlapPrefill:
         self._limits = limits
         self._enabled = enabled and kv.prefix_caching and (kv.states is None or kv.states.num_snapshots > 0)
         #: Requests with tokens to compute before their first missing item.
-        self._able = OrderedRequests[RequestState]()
+        self._able = OrderedRequests[RequestState](key=lambda state: state.order)
         self._begun: dict[RequestState, _Begun] = {}
         #: KV blocks of all requests in `_begun`.
         self._blocks = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from triptych.pd_worker.core.admission import SchedulerLimits
+from triptych.pd_worker.core.admission import SchedulerLimits, own_order_of
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.core.request import RequestState
 from triptych.pd_worker.core.tenant_turns import TenantTurns
@@ -14,10 +14,10 @@ from triptych.pd_worker.core.waiting_requests import StartableRequests
 
 @dataclass(frozen=True, slots=True)
 class GivingWay:
-    """The tenant with the most requests in the batch gives way, where it has more than one, by its latest.
+    """The tenant with the most requests in the batch gives way, where it has more than one, by its last.
 
-    So the earliest request of all never gives way to anybody, and what runs alone for its tenant only where
-    all do.
+    So the first request of all never gives way to anybody, and what runs alone for its tenant only where all
+    do. Which of a tenant's requests is its last, its priorities say; between tenants it is the latest.
     """
 
     limits: SchedulerLimits
@@ -27,10 +27,11 @@ class GivingWay:
 
     def latest(self, running: Sequence[RequestState]) -> RequestState:
         """The one that gives its blocks up when none is left."""
-        tenant = self.turns.richest() if self.turns.several else None
-        if tenant is None:
+        if not self.turns.several:
+            return max(running, key=own_order_of)
+        if (tenant := self.turns.richest()) is None:
             return running[-1]
-        return next(state for state in reversed(running) if state.tenant == tenant)
+        return max((state for state in running if state.tenant == tenant), key=own_order_of)
 
     def to_tenants_without(self, running: Sequence[RequestState]) -> Iterator[RequestState]:
         """The ones to preempt now, so that each waiting tenant without any in the batch may start one.
@@ -59,5 +60,6 @@ class GivingWay:
 
     def _one_of_several(self, running: Sequence[RequestState], *, slot: bool) -> RequestState | None:
         tenant = self.turns.richest()
-        own = (state for state in reversed(running) if state.tenant == tenant)
-        return next((state for state in own if state.request.pooling is None or not slot), None)
+        own = (state for state in running if state.tenant == tenant)
+        able = (state for state in own if state.request.pooling is None or not slot)
+        return max(able, key=own_order_of, default=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from triptych.pd_worker.core.admission import own_order_of
 from triptych.pd_worker.core.chunks import Budget, ChunkMaker
 from triptych.pd_worker.core.items.tracker import ItemTracker
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
@@ -14,7 +15,10 @@ from triptych.pd_worker.core.tenant_turns import TenantTurns
 
 
 class PromptTurns:
-    """The running requests with prompt tokens left. Those of one tenant go on in order, before its starts."""
+    """The running requests with prompt tokens left. Those of one tenant go on in order, before its starts.
+
+    A start of lower priority goes before them.
+    """
 
     def __init__(
         self, kv: KVCacheManager, items: ItemTracker, chunks: ChunkMaker, turns: TenantTurns
@@ -33,16 +37,21 @@ class PromptTurns:
         for state in running:
             if not state.is_decoding and state.tenant != self._turns.resting:
                 self._begun.setdefault(state.tenant, deque()).append(state)
+        for tenant, states in self._begun.items():
+            if len(states) > 1:
+                self._begun[tenant] = deque(sorted(states, key=own_order_of))
 
-    def go_on(self, output: SchedulerOutput, budget: Budget, before: str | None = None) -> None:
-        """Computes more of them; with `before`, what is due before a start of this tenant."""
+    def go_on(self, output: SchedulerOutput, budget: Budget, before: RequestState | None = None) -> None:
+        """Computes more of them; with `before`, what is due before the start of this request."""
         while self._begun and budget.for_prefill:
             tenant = self._turns.least(self._begun)
-            if before is not None and self._turns.precedes(before, tenant):
-                tenant = before
+            if before is not None and self._turns.precedes(before.tenant, tenant):
+                tenant = before.tenant
             if tenant not in self._begun:
                 return
             states = self._begun[tenant]
+            if before is not None and before.tenant == tenant and before.priority < states[0].priority:
+                return
             self.compute(states.popleft(), output, budget)
             if not states:
                 del self._begun[tenant]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from triptych.base.errors import RequestError
 from triptych.base.log import log_fields
-from triptych.base.types import FinishReason, MMFeature, ReasoningMarkers, TimestampTokens
+from triptych.base.types import FinishReason, KeptKV, MMFeature, ReasoningMarkers, TimestampTokens
 from triptych.pd_worker.core.items.item import ItemStatus, ItemTable, ItemUse
 from triptych.pd_worker.core.kv_cache.block_pool import PrefixChain
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Sort key: resumed attempts first, then by arrival, then by id.
 RequestOrder = tuple[bool, float, str]
+#: The same among a tenant's own requests, with their priority before their arrival.
+OwnOrder = tuple[bool, int, float, str]
 #: (proxy id, request id): each proxy draws request ids of its own.
 RequestKey = tuple[str, str]
 
@@ -56,15 +58,6 @@ class TokenMask(Protocol):
     def allowed(self, output_ids: Sequence[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None:
         """The allowed next token ids, bool [ids of the tokenizer]; None after an error."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class KeptKV:
-    """A prompt's KV that another worker's engine keeps for one read: where, in that engine's own words, and
-    up to which moment of `time.monotonic`."""
-
-    params: bytes
-    until: float
 
 
 @dataclass(eq=False, slots=True)
@@ -121,8 +114,12 @@ class EngineRequest:
     tool_format: str = ""
     #: The digest of its tenant; empty where no keys are in use.
     tenant: str = ""
+    #: Among its tenant's requests the lower one goes first.
+    priority: int = 0
     #: The client's own name of the request, not unique: for logs.
     label: str = ""
+    #: The engine's name of the LoRA adapter that computes it; empty: the model alone.
+    adapter: str = ""
     #: The trace that it is recorded in, for logs; empty where it is in none.
     trace_id: str = ""
     _distinct: tuple[int, ...] | None = field(default=None, init=False, repr=False)
@@ -183,7 +180,7 @@ class RequestStatus(enum.Enum):
 
 @dataclass(slots=True)
 class PooledRows:
-    """The sum, or the first, of the hidden states of a request's first `count` tokens."""
+    """Of a request's first `count` tokens: the sum, or the first, of the hidden states, or all vectors."""
 
     value: torch.Tensor
     count: int
@@ -198,10 +195,12 @@ class RequestState:
     chain: PrefixChain
     #: Identifies the attempt inside this worker; the id in caches and the connector.
     request_id: str = field(init=False)
-    #: Its place among its tenant's requests in every queue.
+    #: Its place among all requests, and that among its tenant's in every queue.
     order: RequestOrder = field(init=False)
+    own_order: OwnOrder = field(init=False)
     key: RequestKey = field(init=False)
     tenant: str = field(init=False)
+    priority: int = field(init=False)
     features: tuple[MMFeature, ...] = field(init=False)
     num_prompt_tokens: int = field(init=False)
     #: Prompt tokens [start, end) that attend to one another: no chunk ends inside them.
@@ -238,9 +237,11 @@ class RequestState:
     def __post_init__(self) -> None:
         request = self.request
         self.request_id = f"{request.proxy_id}/{request.request_id}/{request.attempt}"
-        self.order = (request.attempt == 1 or request.planned, request.arrival, self.request_id)
+        new = request.attempt == 1 or request.planned
+        self.order = (new, request.arrival, self.request_id)
+        self.own_order = (new, request.priority, request.arrival, self.request_id)
         self.key, self.features, self.cross = request.key, request.features, request.cross
-        self.tenant = request.tenant
+        self.tenant, self.priority = request.tenant, request.priority
         self.num_prompt_tokens = len(request.prompt_token_ids)
         places = (feature.placement for feature in request.features)
         self.spans = (*request.both_ways, *((p.offset, p.end) for p in places if p.atomic))

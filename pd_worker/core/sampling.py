@@ -66,6 +66,13 @@ class ResolvedSampling:
         return self.temperature == 0
 
     @property
+    def not_speculated(self) -> str:
+        """The parameter beside which vLLM speculates no tokens, by name; empty: none is set."""
+        if self.logit_bias:
+            return "logit_bias"
+        return "min_p" if self.min_p and not self.greedy else ""
+
+    @property
     def penalties(self) -> dict[str, float]:
         """The penalties that are not off, by name."""
         names = ("presence_penalty", "frequency_penalty", "repetition_penalty")
@@ -237,7 +244,8 @@ class Pooling:
     """How a request's hidden states are pooled, without gaps.
 
     With `scores` the last token's logits give the score; `score_ids` as in `PoolingDefaults`. Else `method`
-    gives a vector, of which `dimensions` elements are left (0: all), with a length of 1 if `normalize`.
+    gives a vector, of which `dimensions` elements are left (0: all), with a length of 1 if `normalize`. The
+    method "token" gives one for each token; or, with `query`, a score: their MaxSim with these vectors.
     """
 
     method: str = "last"
@@ -245,6 +253,11 @@ class Pooling:
     dimensions: int = 0
     scores: bool = False
     score_ids: tuple[int, ...] = ()
+    query: bytes = b""
+
+    @property
+    def of_tokens(self) -> bool:
+        return self.method == "token"
 
     @property
     def reads_all_rows(self) -> bool:

@@ -35,10 +35,10 @@ from triptych.pd_worker.core.waiting_requests import WaitingRequests
 class Scheduler:
     """The scheduler of one engine; the caller alternates `schedule`, execution and `update`.
 
-    Tenants are served in turns, the requests of one by arrival, resumed ones first. A request waits for room
-    for its items, then for these, then for blocks and, if it generates, a slot. It gets the blocks of its
-    known tokens when it starts, then one at a time. When none is left, or a tenant has none in the batch, a
-    late one is preempted and computed again later (`GivingWay`): the earliest goes on.
+    Tenants are served in turns, the requests of one by priority and arrival, resumed ones first. A request
+    waits for room for its items, then for these, then for blocks and, if it generates, a slot. It gets the
+    blocks of its known tokens when it starts, then one at a time. When none is left, or a tenant has none in
+    the batch, a late one is preempted and computed again later (`GivingWay`): the first one goes on.
 
     `cross` is set for an encoder-decoder model: a request then starts together with its cross table, which is
     written in the same step. With `overlap_prefill` what is left of a step goes to requests that wait for
@@ -332,7 +332,7 @@ class Scheduler:
         """Starts waiting requests; False where the budget, the slots or the blocks were not enough."""
         limit = self.limits.max_num_seqs
         for state in self._waiting.startable.with_slots(lambda: self._free_slots):
-            self._prompts.go_on(output, budget, before=state.tenant)
+            self._prompts.go_on(output, budget, before=state)
             if budget.for_prefill == 0 or output.starts >= self._shares.most_starts:
                 return False
             if self.swap.is_leaving(state.request_id):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from triptych.base.errors import RequestError
-from triptych.pd_worker.core.admission import AdmissionQueue, RequestsInTurns, order_of
+from triptych.pd_worker.core.admission import AdmissionQueue, RequestsInTurns
 from triptych.pd_worker.core.items.tracker import Readiness
 from triptych.pd_worker.core.request import RequestState, RequestStatus
 from triptych.pd_worker.core.tenant_turns import TenantTurns
@@ -183,6 +183,6 @@ class WaitingRequests:
 
     def drain_changed(self) -> list[RequestState]:
         """The admitted requests to examine now, in order."""
-        changed = sorted(self._changed, key=order_of)
+        changed = sorted(self._changed, key=lambda state: state.order)
         self._changed.clear()
         return changed

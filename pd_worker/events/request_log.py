@@ -10,13 +10,12 @@ from collections import Counter
 from triptych.base.delta import Delta
 from triptych.base.errors import RequestError
 from triptych.base.log import log_fields
-from triptych.base.types import FinishReason
-from triptych.pd_worker.core.request import KeptKV
+from triptych.base.types import FinishReason, KeptKV
 from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.events.attempt_trace import AttemptTrace
 from triptych.pd_worker.events.token_texts import TokenTexts, logprobs_to_proto
 from triptych.protos import common_pb2, pd_pb2
-from triptych.protos.convert import error_to_proto
+from triptych.protos.convert import error_to_proto, kv_to_proto
 
 #: Events with tokens that are merged into one: a long backlog is sent in parts.
 _MAX_TEXTS = 4096
@@ -120,9 +119,7 @@ class RequestLog:
     def _take_kv(self) -> pd_pb2.KVHandOff | None:
         """What is kept, for the time that is left of it: once, whoever hears of the offer again."""
         kept, self.kv = self.kv, None
-        if kept is None or (left := kept.until - time.monotonic()) <= 0:
-            return None
-        return pd_pb2.KVHandOff(params=kept.params, seconds=left)
+        return kv_to_proto(kept, time.monotonic())
 
     @property
     def _offers(self) -> bool:

@@ -22,6 +22,7 @@ from triptych.base.errors import InvalidRequest, RequestError
 from triptych.base.request import MAX_CHOICE_TEXTS, MAX_DEPTH, MAX_FORMAT
 from triptych.base.types import OutputFormat
 from triptych.pd_worker.core.request import TokenMask
+from triptych.pd_worker.frontend.call_grammar import CALLS, call_grammar
 from triptych.pd_worker.frontend.closed_schema import closed_schema
 
 if TYPE_CHECKING:
@@ -141,6 +142,8 @@ class GrammarCompiler:
 
     def _compile(self, output_format: OutputFormat) -> tuple[LLMatcher, OutputFormat]:
         """The matcher, and the format that it is of."""
+        if output_format.kind == CALLS:
+            return self._matcher(self._calls(output_format.text)), output_format
         if self._closes and output_format.kind == "json_schema" and not output_format.open:
             closed = closed_schema(_read_schema(output_format.text))
             form = replace(output_format, text=json.dumps(closed, ensure_ascii=False), open=True)
@@ -148,6 +151,16 @@ class GrammarCompiler:
                 return self._matcher(_schema(closed)), form
             # Bounds that the parser takes nowhere are no reason to refuse what the client has written.
         return self._matcher(_grammar(output_format)), output_format
+
+    def _calls(self, text: str) -> str:
+        from llguidance import LLMatcher
+
+        schemas = {
+            name: schema if schema is None else _checked(schema) for name, schema in json.loads(text).items()
+        }
+        if self._closes:
+            schemas = {name: schema and closed_schema(schema) for name, schema in schemas.items()}
+        return str(LLMatcher.grammar_from_lark(call_grammar(schemas, self._backend)))
 
     def _matcher(self, grammar: str) -> LLMatcher:
         from llguidance import LLMatcher
@@ -212,13 +225,17 @@ def _read_schema(text: str) -> dict[str, Any]:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _refusal(f"the schema is no JSON: {_first_line(str(error))}") from error
+    return _checked(schema)
+
+
+def _checked(schema: object) -> dict[str, Any]:
+    """The schema without what is no part of JSON schema; InvalidRequest for none, or one too deep."""
     if not isinstance(schema, dict):
         raise _refusal("the schema must be a JSON object")
     if _deeper(schema, MAX_DEPTH):
         raise _refusal(f"the schema is nested deeper than {MAX_DEPTH}")
-    # The client's own settings for the parser are no part of JSON schema.
-    schema.pop("x-guidance", None)
-    return schema
+    # The client's own settings for the parser.
+    return {name: value for name, value in schema.items() if name != "x-guidance"}
 
 
 def _schema(schema: dict[str, Any]) -> str:

@@ -6,17 +6,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from triptych.base.config import format_size
 from triptych.base.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Unavailable
 from triptych.base.hashing import prefix_root
-from triptych.base.request import MAX_TENANT_SALT
-from triptych.base.types import ItemPlan, SamplingParams
+from triptych.base.request import MAX_TENANT_SALT, MAX_TOKEN_VECTORS
+from triptych.base.types import ItemPlan, OutputFormat, SamplingParams
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.models.checkpoint.pooling import GENERATES, PoolingDefaults
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import NO_SAMPLING, NoText, bad_word_ids, resolve
+from triptych.pd_worker.frontend.call_grammar import CALLS, strict_calls
+from triptych.pd_worker.frontend.chat_template import parse_tools
 from triptych.pd_worker.frontend.encdec_prompt import EncDecPrompts
 from triptych.pd_worker.frontend.grammar import Formats, FormatState
 from triptych.pd_worker.frontend.prompt import Prompt, PromptBuilder
@@ -33,13 +36,12 @@ from triptych.pd_worker.frontend.wire import (
     check_label,
     check_name,
     checked_plan,
-    kept_kv,
     resolve_pooling,
     template_from_proto,
 )
 from triptych.pd_worker.item_limits import ItemLimit
 from triptych.protos import pd_pb2
-from triptych.protos.convert import in_state, sampling_from_proto
+from triptych.protos.convert import in_state, kv_from_proto, sampling_from_proto
 
 #: A week, in seconds.
 _MAX_TIMEOUT = 604800.0
@@ -65,7 +67,10 @@ class InputProcessor:
         two_prompts: EncDecPrompts | None = None,
         pooling: PoolingDefaults = GENERATES,
         item_limits: Mapping[str, ItemLimit] | None = None,
+        adapters: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        #: Names in the engine, by key.
+        self._adapters = adapters
         self._pooling = pooling
         self._item_limits = item_limits or {}
         self._two_prompts = two_prompts
@@ -93,13 +98,16 @@ class InputProcessor:
         if message.HasField("pooling"):
             return self._pooled(message, arrival, plans, resume)
         if self._pooling.task != "generate":
+            paths = "/pooling" if self._pooling.task == "token_embed" else "/v1/embeddings"
             raise InvalidRequest(
-                "this model generates nothing: use POST /v1/embeddings or /v1/rerank", param="model"
+                f"this model generates nothing: use POST {paths} or /v1/rerank", param="model"
             )
         two = None if self._two_prompts is None else self._two_prompts.build(message, plans)
         prompt = self._prompt(message, resume, plans) if two is None else two.prompt
         chat = two is None and not message.HasField("prompt")
         params = sampling_from_proto(message.sampling)
+        if chat and params.output_format is None and not params.ignore_eos:
+            params = replace(params, output_format=self._calls(message.template))
         sampling = resolve(
             params,
             self._defaults,
@@ -118,20 +126,21 @@ class InputProcessor:
             reasoning = None
         phase = ReasoningPhase.ANSWER if reasoning is None else reasoning.phase(prompt.token_ids)
         decoder: TokenDecoder = self._detokenizer
-        if chat and self._prompts.kept:
-            decoder = MarkerDecoder(decoder, self._prompts.kept)
+        if chat and (self._prompts.kept or self._prompts.dropped):
+            decoder = MarkerDecoder(decoder, self._prompts.kept, self._prompts.dropped)
         output = OutputText(decoder, sampling, received, resume.text_sent_chars if resume else 0)
         options = {} if two is None else two.options
         request = EngineRequest(
             **self._fields(message, arrival, prompt),
             sampling=sampling,
-            prefix_root=prefix_root(self._model_key, message.salt),
+            prefix_root=prefix_root(self._model_key, message.salt, message.adapter),
+            adapter=self._adapters.get(message.adapter, ""),
             output=output,
             output_token_ids=received,
             resumed_tokens=len(received),
             planned=resume is not None and resume.planned,
             may_hand_over=message.may_hand_over,
-            kv=None if resume is None else kept_kv(resume, arrival),
+            kv=None if resume is None or not resume.HasField("kv") else kv_from_proto(resume.kv, arrival),
             grammar=self._mask(params, reasoning, phase, received, output),
             logits_rules=self._decoder.logits_rules(
                 self._defaults, {**options, "max_tokens": sampling.max_tokens}
@@ -167,6 +176,13 @@ class InputProcessor:
                 "send less",
                 param="prompt" if pooling.scores or message.HasField("prompt") else "messages",
             )
+        size = 4 * (pooling.dimensions or self._pooling.width) * len(prompt.token_ids)
+        if pooling.of_tokens and not pooling.query and size > MAX_TOKEN_VECTORS:
+            raise ContextTooLong(
+                f"the vectors of {len(prompt.token_ids)} tokens have {size} bytes, above the "
+                f"{MAX_TOKEN_VECTORS} that one prompt may give: send less, or ask for fewer dimensions",
+                param="prompt" if message.HasField("prompt") else "messages",
+            )
         # Of rows that a cached prefix would leave out: only this attempt's own blocks are of use to it.
         names = (message.proxy_id, message.request_id, str(message.attempt)) if pooling.reads_all_rows else ()
         return EngineRequest(
@@ -186,6 +202,7 @@ class InputProcessor:
             "proxy_id": message.proxy_id,
             "label": message.label,
             "tenant": message.tenant,
+            "priority": message.priority,
             "arrival": arrival,
             "deadline": arrival + message.timeout,
             "prompt_token_ids": prompt.token_ids,
@@ -220,6 +237,18 @@ class InputProcessor:
         )
         return pd_pb2.DetokenizeReply(text=text)
 
+    def _calls(self, template: pd_pb2.TemplateOptions) -> OutputFormat | None:
+        """What holds calls to functions that are `strict`, from their marker on; None where nothing does."""
+        begun = template.continue_final_message
+        if b'"strict"' not in template.tools or begun or not self._grammars.after_reasoning:
+            return None
+        form = strict_calls(parse_tools(template.tools), self._prompts.tool_format)
+        try:
+            return form and self._grammars.state(form).output_format
+        except InvalidRequest as error:
+            reason = error.message.partition(": ")[2]
+            raise InvalidRequest(f"tools: {reason}; or leave strict out", param="tools") from error
+
     def _mask(
         self,
         params: SamplingParams,
@@ -237,12 +266,10 @@ class InputProcessor:
             )
         if output.finished is not None:
             return None
-        form = params.output_format
-        # A worker that left its schema open may have begun the output.
-        for as_written in (False, True) if received and form is not None and not form.open else (False,):
+        for form in _forms(params.output_format, begun=bool(received)):
             mask: FormatState | None = None
             if form is not None:
-                mask = self._grammars.state(replace(form, open=form.open or as_written))
+                mask = self._grammars.state(form)
             if (
                 reasoning is not None
                 and phase is not ReasoningPhase.ANSWER
@@ -262,6 +289,8 @@ class InputProcessor:
         if message.model_key != self._model_key:
             # Another worker may serve it: the proxy tries the next one.
             raise Unavailable("this worker serves another model_key", param="model_key", retry_after=1.0)
+        if message.adapter and message.adapter not in self._adapters:
+            raise Unavailable("this worker does not have the adapter", param="model", retry_after=1.0)
         if not message.timeout > 0:
             raise DeadlineExceeded("the request's time is over", param="timeout")
         if message.timeout > _MAX_TIMEOUT:
@@ -338,6 +367,13 @@ class InputProcessor:
         vocab_size = self._decoder.geometry.vocab_size
         if token_ids and max(token_ids) >= vocab_size:
             raise InvalidRequest(f"{name} must be from 0 to {vocab_size - 1}", param=param)
+
+
+def _forms(form: OutputFormat | None, *, begun: bool) -> tuple[OutputFormat | None, ...]:
+    """What an output may be held to: another worker may have `begun` it that left more open."""
+    if form is None or not begun or form.open:
+        return (form,)
+    return form, None if form.kind == CALLS else replace(form, open=True)
 
 
 def check_item_counts(plans: Sequence[ItemPlan], limits: Mapping[str, ItemLimit]) -> None:

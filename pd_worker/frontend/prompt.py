@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,16 +12,15 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from triptych.base.errors import ConfigError, ContextTooLong, InvalidRequest
+from triptych.base.errors import ContextTooLong, InvalidRequest
 from triptych.base.request import MAX_CHARS_PER_TOKEN, Message, TemplateOptions, TextPart
 from triptych.base.types import ItemPlan, MMFeature, Placement
 from triptych.models.base import DecoderSide
+from triptych.models.checkpoint.retriever import retriever_template
 from triptych.pd_worker.frontend.chat_template import (
     ChatTemplate,
     TemplateMessage,
-    find_tool_format,
     for_template,
-    marker_tokens,
     parse_messages,
     parse_tools,
     parse_variables,
@@ -30,8 +28,10 @@ from triptych.pd_worker.frontend.chat_template import (
     read_template,
     unwritten_items,
 )
+from triptych.pd_worker.frontend.item_tokens import written_others, written_token
 from triptych.pd_worker.frontend.reasoning import Reasoning, find_reasoning
 from triptych.pd_worker.frontend.tokenization import GuardedTokenizer, load_tokenizer
+from triptych.pd_worker.frontend.tool_format import find_tool_format, output_markers, with_native_ids
 from triptych.pd_worker.frontend.wire import in_words, parse_pair, plain_text
 
 logger = logging.getLogger(__name__)
@@ -63,17 +63,22 @@ class PromptBuilder:
         reasoning: Reasoning | None = None,
         tool_format: str = "",
         kept: frozenset[int] = frozenset(),
+        dropped: frozenset[int] = frozenset(),
+        adds_first: bool = True,
     ) -> None:
         """`image_token_id` is what the template writes for an image, the decoder's by default.
 
         `others` are what it writes for a video or a sound, where it takes them.
-        `decode` gives the text of ids; it is needed where items have text around them.
+        `decode` gives the text of ids; it is needed where items have text around them. `adds_first`: the
+        tokenizer's own first token stands before what the template writes.
         """
+        self._adds_first = adds_first
         #: What marks the model's reasoning; None where it does not reason.
         self.reasoning = reasoning
-        #: How the model writes tool calls; and the special tokens of both, which stay in the output's text.
+        #: How the model writes tool calls; the special tokens of both, which stay in the output's text, and
+        #: tokens around an answer, which do not.
         self.tool_format = tool_format
-        self.kept = kept
+        self.kept, self.dropped = kept, dropped
         image = decoder.image_token_id if image_token_id is None else image_token_id
         #: The modality of each token that stands for an item.
         self._items = {token: modality for modality, token in (others or {}).items()}
@@ -220,12 +225,12 @@ class PromptBuilder:
         try:
             text = self._with_text_around(self._render(messages, options), items)
             self._check_length(len(text), "messages")
-            return self._tokenizer.encode(text)
+            return self._tokenizer.encode(text, add_special_tokens=self._adds_first)
         except UnicodeError as error:
             raise InvalidRequest("messages hold text that is no Unicode", param="messages") from error
 
     def _render(self, messages: Sequence[Message], options: TemplateOptions) -> str:
-        protect = self._tokenizer.protect
+        protect, messages = self._tokenizer.protect, with_native_ids(self.tool_format, messages)
         shaped = [for_template(message, index, protect) for index, message in enumerate(messages)]
         mark = _mark_end(messages[-1], shaped[-1]) if options.continue_final_message else ""
         text = self._template.render(
@@ -359,20 +364,22 @@ def open_checkpoint(
     variables = {
         name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)
     }
+    backend, image = tokenizer.backend_tokenizer, decoder.image_token_id
+    forms = "" if image is None else retriever_template(path)
+    if image is not None and forms:
+        variables["image_token"] = backend.decode([image], skip_special_tokens=False)
     # Encoder-decoder models have no chat template.
     source = ""
     if decoder.cross is None and not (
-        source := chat_template or read_template(path, tokenizer.chat_template)
+        source := chat_template or forms or read_template(path, tokenizer.chat_template)
     ):
         logger.warning(
             "%s has no chat template: chats are refused, prompts are served (--chat-template)", path
         )
     template = ChatTemplate(source, variables)
-    backend = tokenizer.backend_tokenizer
-    image = decoder.image_token_id
     if decoder.row_token_ids and image is not None:
-        image = _written_token(template, backend, image)
-    others = _written_others(template, backend, decoder) if decoder.row_token_ids else {}
+        image = written_token(template, backend, image)
+    others = written_others(template, backend, decoder) if decoder.row_token_ids else {}
     specials = {*decoder.row_token_ids, *others.values(), *(() if image is None else (image,))}
     guarded = GuardedTokenizer(
         backend, bos_token=variables.get("bos_token", ""), specials=tuple(sorted(specials))
@@ -380,8 +387,7 @@ def open_checkpoint(
     decode = partial(backend.decode, skip_special_tokens=False)
     reasoning = find_reasoning(reasoning_parser, source, backend)
     tool_format = find_tool_format(tool_call_parser, source)
-    markers = marker_tokens(tool_format, backend) | (reasoning.tokens if reasoning else frozenset())
-    added = backend.get_added_tokens_decoder()
+    kept, dropped = output_markers(tool_format, reasoning, backend)
     builder = PromptBuilder(
         template,
         guarded,
@@ -392,58 +398,8 @@ def open_checkpoint(
         decode=decode,
         reasoning=reasoning,
         tool_format=tool_format,
-        kept=frozenset(token for token in markers if token in added and added[token].special),
+        kept=kept,
+        dropped=dropped,
+        adds_first=not forms,
     )
     return builder, backend
-
-
-def _written_token(template: ChatTemplate, tokenizer: Tokenizer, image_token_id: int) -> int:
-    """The token that the template writes for an image: the given one, or the only other special one.
-
-    ConfigError where there is none, or more than one.
-    """
-    if not template.takes_parts:
-        return image_token_id
-    added = _added_tokens(template, tokenizer, "image")
-    if added[image_token_id] == 1:
-        return image_token_id
-    special = tokenizer.get_added_tokens_decoder()
-    singles = [token for token, count in added.items() if count == 1 and token in special]
-    if len(singles) != 1:
-        raise ConfigError(
-            f"the checkpoint's chat template writes {len(singles)} special tokens for an image, not one: "
-            "give MODEL=/folder with the template of this model"
-        )
-    return singles[0]
-
-
-def _written_others(template: ChatTemplate, tokenizer: Tokenizer, decoder: DecoderSide) -> dict[str, int]:
-    """The only token that the template writes for a video, or a sound, and for nothing else."""
-    if not template.takes_parts:
-        return {}
-    added = {}
-    for kind in dict.fromkeys(("image", *decoder.modalities)):
-        try:
-            added[kind] = _added_tokens(template, tokenizer, kind)
-        except InvalidRequest:
-            continue
-    special, written = tokenizer.get_added_tokens_decoder(), {}
-    for kind in added.keys() - {"image"}:
-        shared = sum((tokens for other, tokens in added.items() if other != kind), Counter[int]())
-        singles = [
-            token for token, count in (added[kind] - shared).items() if count == 1 and token in special
-        ]
-        named = decoder.token_ids.get(kind)
-        if named in singles or len(singles) == 1:
-            written[kind] = named if named in singles else singles[0]
-    return written
-
-
-def _added_tokens(template: ChatTemplate, tokenizer: Tokenizer, modality: str) -> Counter[int]:
-    """The tokens that an item of the modality adds to a message, with their counts."""
-    text = {"type": "text", "text": "a"}
-    with_item, without = (
-        Counter(tokenizer.encode(template.render(template.trial(*parts)), add_special_tokens=False).ids)
-        for parts in (({"type": modality}, text), (text,))
-    )
-    return with_item - without

@@ -24,8 +24,11 @@ PARSERS = {
     "mistral": ReasoningMarkers("[THINK]", "[/THINK]"),
     "gemma4": ReasoningMarkers("<|channel>", "<channel|>", label="thought\n"),
     "kimi": ReasoningMarkers("◁think▷", "◁/think▷"),
+    "minimax_m3": ReasoningMarkers("<mm:think>", "</mm:think>"),
+    "cohere_command3": ReasoningMarkers("<|START_THINKING|>", "<|END_THINKING|>"),
 }
-_ALIASES = dict.fromkeys(("qwen3", "deepseek_r1", "deepseek_v3", "glm45", "step3", "minimax_m2"), "think")
+_THINKERS = "qwen3 deepseek_r1 deepseek_v3 glm45 glm47 step3 step3p5 minimax_m2 kimi_k2 ernie45 nemotron_v3"
+_ALIASES = dict.fromkeys(_THINKERS.split(), "think") | {"cohere_command4": "cohere_command3"}
 #: Tokens of white space that a template may write after a marker.
 _MAX_BLANKS = 3
 

@@ -219,13 +219,16 @@ class TimelessDecoder:
 
 
 class MarkerDecoder:
-    """A token decoder that skips all special tokens but `kept`."""
+    """A token decoder that skips all special tokens but `kept`, and those that are `dropped`."""
 
-    def __init__(self, tokenizer: TokenDecoder, kept: Set[int]) -> None:
+    def __init__(self, tokenizer: TokenDecoder, kept: Set[int], dropped: Set[int] = frozenset()) -> None:
         self._tokenizer = tokenizer
         self._kept = kept
+        self._dropped = dropped
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        if skip_special_tokens and not self._dropped.isdisjoint(ids):
+            ids = [token for token in ids if token not in self._dropped]
         if not skip_special_tokens or self._kept.isdisjoint(ids):
             return self._tokenizer.decode(ids, skip_special_tokens)
         texts, begin = [], 0

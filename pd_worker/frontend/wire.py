@@ -5,12 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence, Sized
 
+import numpy as np
+
 from triptych.base.errors import InvalidRequest
 from triptych.base.hashing import MM_HASH
-from triptych.base.request import MAX_KV_PARAMS, Message, Slot, TemplateOptions, TextPart
+from triptych.base.request import (
+    MAX_QUERY_VECTORS,
+    Message,
+    Slot,
+    TemplateOptions,
+    TextPart,
+)
 from triptych.base.types import ItemPlan
 from triptych.models.checkpoint.pooling import METHODS, PoolingDefaults
-from triptych.pd_worker.core.request import KeptKV
 from triptych.pd_worker.core.sampling import Pooling
 from triptych.pd_worker.frontend.chat_template import parse_messages
 from triptych.protos import common_pb2, pd_pb2
@@ -53,13 +60,6 @@ def _embeds(plan: ItemPlan) -> int:
             return -1
         end, total = start + count, total + count
     return total
-
-
-def kept_kv(resume: pd_pb2.Resume, arrival: float) -> KeptKV | None:
-    """What a prefill worker's engine keeps for a request that came at `arrival`; None: nothing."""
-    if not resume.HasField("kv") or len(resume.kv.params) > MAX_KV_PARAMS:
-        return None
-    return KeptKV(resume.kv.params, arrival + resume.kv.seconds)
 
 
 def template_from_proto(message: pd_pb2.TemplateOptions) -> TemplateOptions:
@@ -120,18 +120,37 @@ def resolve_pooling(message: pd_pb2.Pooling, defaults: PoolingDefaults, hidden_s
         return Pooling(scores=True, score_ids=defaults.score_ids)
     if defaults.task == "score" and not defaults.score_ids:
         raise InvalidRequest("this model gives scores, no embeddings: use POST /v1/rerank", param="model")
-    if message.method and message.method not in METHODS:
-        raise InvalidRequest(f"pooling must be one of {', '.join(METHODS)}", param="pooling")
-    if message.dimensions > hidden_size:
-        raise InvalidRequest(
-            f"dimensions must be at most {hidden_size}, which this model's embeddings have",
-            param="dimensions",
+    of_tokens = message.task == pd_pb2.Pooling.TASK_TOKEN_EMBED
+    if of_tokens != (defaults.task == "token_embed"):
+        gives, path = (
+            ("one vector", "/v1/embeddings") if of_tokens else ("a vector for each token", "/pooling")
         )
+        raise InvalidRequest(f"this model gives {gives}: use POST {path}", param="model")
+    if message.method and (of_tokens or message.method not in METHODS):
+        raise InvalidRequest(f"pooling must be one of {', '.join(METHODS)}", param="pooling")
+    if message.dimensions > (width := defaults.width or hidden_size):
+        raise InvalidRequest(
+            f"dimensions must be at most {width}, which this model's embeddings have", param="dimensions"
+        )
+    if message.query:
+        _check_query(message.query, message.dimensions or width, of_tokens=of_tokens)
     return Pooling(
         method=message.method or defaults.method,
         normalize=message.normalize if message.HasField("normalize") else defaults.normalize,
         dimensions=message.dimensions,
+        query=message.query,
     )
+
+
+def _check_query(query: bytes, width: int, *, of_tokens: bool) -> None:
+    if len(query) > MAX_QUERY_VECTORS:
+        raise InvalidRequest(
+            f"query: its vectors have {len(query)} bytes; this server takes at most {MAX_QUERY_VECTORS}: "
+            "shorten it",
+            param="query",
+        )
+    if not of_tokens or len(query) % (4 * width) or not np.isfinite(np.frombuffer(query, "<f4")).all():
+        raise InvalidRequest(f"query holds no vectors of {width} numbers", param="query")
 
 
 def parse_pair(raw: bytes) -> list[Message]:

@@ -67,6 +67,8 @@ class RequestMirror:
         positions: bytes,
         position_delta: int,
         features: Sequence[Any],
+        both_ways: Sequence[Any],
+        inputs: Sequence[Any],
     ) -> None:
         request = EngineRequest(
             request_id=request_id,
@@ -84,6 +86,8 @@ class RequestMirror:
             output=NoText(),
             label=label,
             trace_id=trace_id,
+            both_ways=_tuples(both_ways),
+            inputs={name: _unpacked(*packed) for name, *packed in inputs},
         )
         if number in self._states:
             raise ValueError(f"request {number} is known already")
@@ -122,6 +126,10 @@ class RequestMirror:
         state.restored_in = step if restored else 0
         gathered = tuple(GatheredRows(*part) for part in rows)
         return ScheduledChunk(state, start, count, table, gathered, samples, cross_table, cross_length)
+
+
+def _unpacked(dtype: str, shape: Sequence[int], data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype)).view(*shape)
 
 
 def _copies(flat: Sequence[int]) -> list[BlockCopy]:

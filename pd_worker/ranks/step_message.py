@@ -20,7 +20,7 @@ from triptych.pd_worker.core.outputs import ModelRunnerOutput, ScheduledChunk, S
 from triptych.pd_worker.core.request import EngineRequest, RequestState, RequestStatus
 
 #: Version of the messages' fields; both sides are processes of one worker, and of one release.
-LAYOUT = 2
+LAYOUT = 3
 
 
 @dataclass(slots=True)
@@ -80,6 +80,8 @@ class StepEncoder:
             _packed_positions(request),
             request.position_delta,
             [_feature(feature) for feature in state.features],
+            request.both_ways,
+            [(name, *_packed(tensor)) for name, tensor in request.inputs.items()],
         ]
 
     def _chunk(self, chunk: ScheduledChunk, step: int) -> list[object]:
@@ -116,6 +118,12 @@ def _common(known: Sequence[int], table: Sequence[int]) -> int:
 
 def _flat(copies: Sequence[BlockCopy]) -> list[int]:
     return [block for copy in copies for block in (copy.source, copy.target)]
+
+
+def _packed(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], bytes]:
+    """Its dtype, its shape and its bytes."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), flat.numpy().tobytes()
 
 
 def _packed_positions(request: EngineRequest) -> bytes:

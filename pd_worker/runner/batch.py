@@ -9,6 +9,7 @@ import torch
 
 from triptych.base.machine.device import Device
 from triptych.ec_connector.base import EncoderCacheMap
+from triptych.ec_connector.int8_rows import rows_of
 from triptych.models.base import DecoderSide, MergedEmbeds
 from triptych.pd_worker.attention.metadata import (
     AttentionMetadata,
@@ -123,7 +124,7 @@ class BatchBuilder:
         for chunk, first in zip(chunks, firsts, strict=True):
             for part in sorted(chunk.rows, key=lambda gathered: gathered.at):
                 index.extend(range(first + part.at, first + part.at + part.count))
-                rows.append(embeddings[part.mm_hash].data[part.first : part.first + part.count])
+                rows.append(rows_of(embeddings[part.mm_hash], part.first, part.count))
         if not rows:
             return None
         merged = torch.cat(rows).to(device=self._device, dtype=self._dtype)

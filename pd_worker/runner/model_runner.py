@@ -13,6 +13,7 @@ from triptych.base.machine.device import Device
 from triptych.base.machine.device_fault import check_device, failure_of
 from triptych.base.machine.graphs import GraphBackend
 from triptych.ec_connector.base import EncoderOutput
+from triptych.ec_connector.int8_rows import rows_of
 from triptych.ec_connector.mixin import ECConnectorModelRunnerMixin
 from triptych.models.base import DecoderSide
 from triptych.models.parallel.tensor_parallel import TensorParallel
@@ -177,7 +178,7 @@ class ModelRunner(ECConnectorModelRunnerMixin):
     @torch.inference_mode()
     def _project(self, projection: Projection) -> None:
         """Writes the cross-attention keys and values of an item."""
-        rows = self.encoder_cache[projection.mm_hash].data
+        rows = rows_of(self.encoder_cache[projection.mm_hash], 0, projection.rows)
         slots = self.kv_cache.slots(projection.block_ids, projection.rows)
         layers = self._decoder.project_cross(rows.to(self._decoder.device, self._decoder.dtype))
         for key, value in layers:
@@ -205,7 +206,7 @@ class ModelRunner(ECConnectorModelRunnerMixin):
             logits, chosen = self._choose(hidden, batch, inputs)
             numbers = chosen.tolist()
         pools = any(chunk.state.request.pooling is not None for chunk in ordered)
-        pooled = add_chunks(ordered, hidden) if pools else {}
+        pooled = add_chunks(ordered, hidden, self._decoder.logits) if pools else {}
         if batch.sampling:
             if self._parallel is not None and self._parallel.rank:
                 return

@@ -63,6 +63,8 @@ class StreamPorts:
     vocab_size: int
     #: Where its connector reads items besides the store, if it can.
     direct: DirectItems | None = None
+    #: Whether vLLM decodes speculatively now.
+    speculates: Callable[[], bool] = lambda: False
 
 
 class Attempt:
@@ -77,7 +79,7 @@ class Attempt:
         self._state = state
         self._ports = ports
         self._on_first = on_first
-        self._call = call_of(state.request, replay=replay, direct=ports.direct)
+        self._call = call_of(state.request, replay=replay, direct=ports.direct, speculates=ports.speculates())
         self._replay = Replay(tuple(state.output_token_ids) if replay else ())
         #: vLLM's prefix cache has all that this worker's own earlier call has computed.
         self._counts_cached = len(state.output_token_ids) == state.request.resumed_tokens

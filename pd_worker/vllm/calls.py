@@ -80,8 +80,12 @@ _MAX_TEMPERATURE = 2.0
 _MAX_LOGPROBS = 20
 
 
-def check_sampling(sampling: ResolvedSampling, output_format: OutputFormat | None) -> None:
+def check_sampling(
+    sampling: ResolvedSampling, output_format: OutputFormat | None, *, speculates: bool = False
+) -> None:
     """InvalidRequest, naming the field, for what vLLM does otherwise than documented here."""
+    if speculates and (field := sampling.not_speculated):
+        raise _refusal(field, "none beside speculative decoding")
     if sampling.temperature > _MAX_TEMPERATURE:
         raise _refusal("temperature", f"at most {_MAX_TEMPERATURE:g}")
     if sampling.min_tokens and output_format is not None:
@@ -90,7 +94,12 @@ def check_sampling(sampling: ResolvedSampling, output_format: OutputFormat | Non
 
 
 def sampling_params(
-    sampling: ResolvedSampling, received: Sequence[int], output_format: OutputFormat | None, *, replay: bool
+    sampling: ResolvedSampling,
+    received: Sequence[int],
+    output_format: OutputFormat | None,
+    *,
+    replay: bool,
+    speculates: bool = False,
 ) -> JsonObject:
     """vLLM's sampling_params of a request that has put out `received` already.
 
@@ -106,7 +115,8 @@ def sampling_params(
         "stop_token_ids": sorted(sampling.stop_token_ids),
         "detokenize": False,
         **_temperature(sampling, done),
-        **_penalties(sampling, [] if replay else received),
+        # Beside speculative decoding vLLM takes no biases: a replay that has diverged goes on without them.
+        **_penalties(sampling, [] if replay or speculates else received),
     }
     if sampling.bad_words:
         params["bad_words"] = list(sampling.bad_words)
@@ -118,12 +128,21 @@ def sampling_params(
     return params
 
 
-def replays(sampling: ResolvedSampling, received: Sequence[int], output_format: OutputFormat | None) -> bool:
+def replays(
+    sampling: ResolvedSampling,
+    received: Sequence[int],
+    output_format: OutputFormat | None,
+    *,
+    speculates: bool = False,
+) -> bool:
     """Whether a continuation has to begin at the prompt, and the tokens received are to come again.
 
     A grammar begins with the first generated token, and vLLM takes the presence penalty of generated tokens,
-    among which it also looks for the beginnings of bad words.
+    among which it also looks for the beginnings of bad words. Beside speculative decoding it takes no biases
+    in place of a frequency penalty.
     """
+    if speculates and received and sampling.frequency_penalty != 0:
+        return True
     split_words = any(len(ids) > 1 for ids in sampling.bad_word_ids)
     return bool(received) and (output_format is not None or sampling.presence_penalty != 0 or split_words)
 
@@ -163,9 +182,9 @@ def _refusal(field: str, allowed: str) -> InvalidRequest:
     return InvalidRequest(f"{field}: this worker's engine, vLLM, takes {allowed}", param=field)
 
 
-def check_request(request: EngineRequest, known: VLLMClass) -> None:
+def check_request(request: EngineRequest, known: VLLMClass, *, speculates: bool = False) -> None:
     """InvalidRequest for what vLLM cannot do as it is asked for, with a model of the `known` class."""
-    check_sampling(request.sampling, output_format(request))
+    check_sampling(request.sampling, output_format(request), speculates=speculates)
     check_items([feature.plan for feature in request.features], known)
 
 
@@ -211,7 +230,13 @@ class DirectItems:
         }
 
 
-def call_of(request: EngineRequest, *, replay: bool = False, direct: DirectItems | None = None) -> EngineCall:
+def call_of(
+    request: EngineRequest,
+    *,
+    replay: bool = False,
+    direct: DirectItems | None = None,
+    speculates: bool = False,
+) -> EngineCall:
     """The call that continues `request` after the tokens it has put out.
 
     With `replay` it begins at the prompt: those tokens are generated again.
@@ -221,12 +246,15 @@ def call_of(request: EngineRequest, *, replay: bool = False, direct: DirectItems
     plans = [feature.plan for feature in request.features]
     return EngineCall(
         [*request.prompt_token_ids, *(() if replay else received)],
-        sampling_params(request.sampling, received, output_format(request), replay=replay),
-        # Of model and tenant: tenants share no blocks of vLLM's prefix cache.
+        sampling_params(
+            request.sampling, received, output_format(request), replay=replay, speculates=speculates
+        ),
+        # Of model, adapter and tenant: tenants share no blocks of vLLM's prefix cache.
         request.prefix_root.hex(),
         request.features,
         attempt,
         {} if direct is None else direct.entries(plans, attempt),
+        adapter=request.adapter,
     )
 
 

@@ -17,7 +17,7 @@ from yarl import URL
 from triptych.base.config import PDConfig
 from triptych.base.errors import ConfigError
 from triptych.base.types import JsonObject, Task
-from triptych.base.vllm_classes import CLASSES
+from triptych.base.vllm_classes import CLASSES, GENERIC
 from triptych.pd_worker.vllm.health import EngineHealth
 from triptych.pd_worker.vllm.http.client import ANSWER_SECONDS, EngineInfo, VLLMClient
 
@@ -50,6 +50,11 @@ def check_engine(config: PDConfig) -> None:
             "--engine vllm needs --dtype: the one that vLLM computes in, such as bfloat16, which "
             "encoders and other PD workers of the model are given, too"
         )
+    if config.speculative_config:
+        raise ConfigError(
+            "--speculative-config is for a vLLM of the worker's own: give it to the server at --engine-url, "
+            "and leave it out here"
+        )
     for name, remedy in {**_NATIVE, **_SERVERS}.items():
         if _given(config, name):
             raise ConfigError(
@@ -59,10 +64,25 @@ def check_engine(config: PDConfig) -> None:
 
 def check_native(config: PDConfig) -> None:
     """ConfigError, naming flag and remedy, for what the native engine has otherwise."""
+    if config.lora_modules:
+        raise ConfigError(
+            "--lora-modules is for --engine vllm: the native engine applies no adapters; give --engine vllm, "
+            "or merge the adapter into a checkpoint of its own (PEFT's merge_and_unload) and serve that"
+        )
+    if config.speculative_config:
+        raise ConfigError(
+            "--speculative-config is for --engine vllm: the native engine computes a token a step; give "
+            "--engine vllm, or leave --speculative-config out"
+        )
     if config.kv_connector != "none":
         raise ConfigError(
             f"--kv-connector {config.kv_connector} is for --engine vllm: the native engine's KV goes through "
             "the store; leave --kv-connector out"
+        )
+    if config.engine_class != "known":
+        raise ConfigError(
+            f"--engine-class {config.engine_class} is for --engine vllm: the native one serves all of "
+            "docs/models.md; leave --engine-class out"
         )
 
 
@@ -171,6 +191,11 @@ def choose_engine(config: PDConfig, architecture: str, program: str, task: Task 
     """
     if config.engine == "native":
         return EngineChoice("native", "--engine native")
+    if task == "token_embed" and (config.engine_url or config.engine == "vllm"):
+        raise ConfigError(
+            f"--engine vllm: a vector for each token of {architecture} is the native engine's: "
+            "leave out --engine and --engine-url"
+        )
     if config.engine_url:
         return EngineChoice("vllm", f"the server at --engine-url {config.engine_url}")
     if config.engine == "vllm":
@@ -179,7 +204,7 @@ def choose_engine(config: PDConfig, architecture: str, program: str, task: Task 
         return EngineChoice("vllm", f"--engine vllm, by {program}", own=True)
     if not config.device.startswith("cuda"):
         return EngineChoice("native", f"--device is {config.device}")
-    known = CLASSES.get(architecture)
+    known = CLASSES.get(architecture, GENERIC if config.engine_class == "generic" else None)
     if known is None:
         return EngineChoice("native", f"{architecture} is not served through vLLM")
     if task != "generate" and not known.pooled:

@@ -154,7 +154,15 @@ class VLLMEngine:
         self._room = EmbeddingMemory(config.embedding_memory, self._turns)
         self._prefills = PrefillShares()
         self._places = BatchPlaces(places, self._turns, metrics.gave_way)
-        stream = StreamPorts(client, self._outputs, self._emit, health.note_progress, vocab_size, direct)
+        stream = StreamPorts(
+            client,
+            self._outputs,
+            self._emit,
+            health.note_progress,
+            vocab_size,
+            direct,
+            lambda: health.speculates,
+        )
         self._ports = RunPorts(
             stream,
             embeddings,
@@ -185,7 +193,7 @@ class VLLMEngine:
     def submit(self, request: EngineRequest) -> None:
         """Starts a request. InvalidRequest for what vLLM cannot do, Unavailable while it is not there."""
         check_limits(request, self._limits, None)
-        check_request(request, self._class)
+        check_request(request, self._class, speculates=self._health.speculates)
         body = self._ports.pooled.body_of(request)
         if not self._health.up:
             raise Unavailable("this worker's engine, vLLM, does not answer", retry_after=1.0)

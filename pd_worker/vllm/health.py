@@ -48,6 +48,11 @@ class EngineHealth:
         self._looking: asyncio.Task[None] | None = None
         self._complained_at = 0.0
 
+    @property
+    def speculates(self) -> bool:
+        """Whether the server decodes speculatively, by what it last said."""
+        return self.info is not None and self.info.speculates
+
     def watch(self, on_lost: Callable[[], None], working: Callable[[], bool]) -> None:
         """From now on calls `on_lost` when the server goes; `working`: requests are at work in it."""
         self._on_lost, self._working = on_lost, working
@@ -131,6 +136,9 @@ class EngineHealth:
                 f"vLLM has come back with {info.root} and {info.max_model_len} tokens, this worker was "
                 f"started for {known.root} and {known.max_model_len}: restart it, or vLLM"
             )
+            return
+        if known is not None and (gone := sorted(set(known.adapters) - set(info.adapters))):
+            self._complain(f"vLLM has come back without the LoRA adapter {gone[0]}: start it with that one")
             return
         await self._client.probe(_PROBE_SECONDS)
         logger.info("vLLM is back")

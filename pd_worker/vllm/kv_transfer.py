@@ -10,23 +10,18 @@ from dataclasses import replace
 import msgspec
 
 from triptych.base.request import MAX_KV_PARAMS
-from triptych.base.types import JsonObject
-from triptych.pd_worker.core.request import EngineRequest, KeptKV
+from triptych.base.types import JsonObject, KeptKV
+from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.vllm.calls import DirectItems, call_of, output_format, replays
 from triptych.pd_worker.vllm.http.client import VLLMClient
 from triptych.pd_worker.vllm.http.replies import EngineError
+from triptych.registry.matching import PREFILL
 
 logger = logging.getLogger(__name__)
 
 #: How long vLLM keeps the blocks of a prompt, and how long they are offered: what is read later may be
 #: another request's, and messages may be on their way for long.
 LEASE_SECONDS, KEPT_SECONDS = 60, 20.0
-#: vLLM's --kv-transfer-config.
-TRANSFER_CONFIG: JsonObject = {
-    "kv_connector": "NixlConnector",
-    "kv_role": "kv_both",
-    "kv_connector_extra_config": {"kv_lease_duration": LEASE_SECONDS},
-}
 #: After so long the prompt is computed.
 READ_SECONDS = 10.0
 #: Above this share of vLLM's KV cache in use nothing more is kept in it: others' prompts need the room, and
@@ -38,6 +33,15 @@ _READ: JsonObject = {"max_tokens": 1, "temperature": 0.0, "detokenize": False, "
 
 #: Offers a request to a decode worker, for which its KV is kept.
 Offer = Callable[[EngineRequest, KeptKV], None]
+
+
+def transfer_config(role: str) -> JsonObject:
+    """vLLM's --kv-transfer-config of a worker of this role."""
+    return {
+        "kv_connector": "NixlConnector",
+        "kv_role": "kv_producer" if role == PREFILL else "kv_consumer",
+        "kv_connector_extra_config": {"kv_lease_duration": LEASE_SECONDS},
+    }
 
 
 class KVTransfer:
@@ -52,8 +56,10 @@ class KVTransfer:
         offer: Offer | None,
         count: Callable[[str], None],
         kv_usage: Callable[[], float],
+        speculates: Callable[[], bool] = lambda: False,
     ) -> None:
         """`offer` of a prefill worker alone; `kv_usage` is the share of vLLM's KV cache in use."""
+        self._speculates = speculates
         self._client = client
         self._offer = offer
         self._kv_usage = kv_usage
@@ -67,7 +73,8 @@ class KVTransfer:
         if self._kv_usage() > MOST_USED:
             self._count("full")
             return False
-        return not replays(request.sampling, (0,), output_format(request))
+        speculates = self._speculates()
+        return not replays(request.sampling, (0,), output_format(request), speculates=speculates)
 
     def kept(self, request: EngineRequest, params: JsonObject | None) -> None:
         """The prompt is computed, and its KV kept where `params` say; None: vLLM keeps nothing."""
@@ -78,7 +85,7 @@ class KVTransfer:
                 logger.warning(
                     "vLLM keeps no KV for decode workers: start it with --kv-transfer-config '%s', or leave "
                     "out --kv-connector",
-                    msgspec.json.encode(TRANSFER_CONFIG).decode(),
+                    msgspec.json.encode(transfer_config(PREFILL)).decode(),
                 )
             return
         assert self._offer is not None

@@ -22,8 +22,9 @@ from triptych.base.parent import supervised
 from triptych.base.types import JsonObject
 from triptych.models.identity import model_identity
 from triptych.models.registry import family_of, resolve_dtype
+from triptych.pd_worker.vllm.adapters import lora_flags, read_adapters
 from triptych.pd_worker.vllm.gpus import EngineGpus
-from triptych.pd_worker.vllm.kv_transfer import TRANSFER_CONFIG
+from triptych.pd_worker.vllm.kv_transfer import transfer_config
 from triptych.pd_worker.vllm.pooled import pooling_flags
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,8 @@ def server_args(
         "wait_seconds": _WAIT_SECONDS,
         "ends_with_parent": True,
     }
+    if config.engine_class != "known":
+        options["engine_class"] = config.engine_class
     if token_file:
         options["internal_token_file"] = token_file
     if (files := internal_tls(config)) is not None:
@@ -92,6 +95,8 @@ def server_args(
     if config.kv_memory:
         # vLLM's is of one rank.
         args += ["--kv-cache-memory-bytes", str(config.kv_memory // config.tensor_parallel)]
+    args += lora_flags(read_adapters(config), config.device)
+    args += _speculation(config)
     if config.kv_connector == "nixl":
         args += ["--kv-transfer-config", json.dumps(_kv_transfer(config))]
     if not config.prefix_caching:
@@ -99,8 +104,34 @@ def server_args(
     return args
 
 
+#: What makes vLLM accept drafts that the model would not have put out: for measurements of speed.
+_INEXACT = ("synthetic_acceptance_rates", "synthetic_acceptance_length")
+
+
+def _speculation(config: PDConfig) -> list[str]:
+    """vLLM's words of --speculative-config; what it holds, vLLM checks. ConfigError for what is not exact."""
+    if not config.speculative_config:
+        return []
+    example = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}'
+    try:
+        given = json.loads(config.speculative_config)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict) or not given:
+        raise ConfigError(
+            f"--speculative-config {config.speculative_config[:200]!r}: write a JSON object, like {example}"
+        )
+    if given.get("rejection_sample_method") == "synthetic" or any(given.get(name) for name in _INEXACT):
+        raise ConfigError(
+            "--speculative-config: synthetic acceptance puts out tokens that are not the model's: leave "
+            "rejection_sample_method and synthetic_… out"
+        )
+    return ["--speculative-config", json.dumps(given)]
+
+
 def _kv_transfer(config: PDConfig) -> JsonObject:
-    return {**TRANSFER_CONFIG, "kv_buffer_device": "cpu"} if config.device == "cpu" else TRANSFER_CONFIG
+    transfer = transfer_config(config.role)
+    return {**transfer, "kv_buffer_device": "cpu"} if config.device == "cpu" else transfer
 
 
 def connector_environment(config: PDConfig) -> dict[str, str]:

@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from triptych.pd_worker.core.admission import Admission, AdmissionQueue
-from triptych.pd_worker.core.request import RequestOrder
+from triptych.pd_worker.core.request import OwnOrder
 from triptych.pd_worker.core.tenant_turns import TenantTurns
 
 
 @dataclass(eq=False, slots=True)
 class _Waiter:
     request_id: str
-    order: RequestOrder
+    own_order: OwnOrder
     tenant: str
     sizes: Mapping[str, int]
     turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -37,9 +37,7 @@ class EmbeddingMemory:
     def full(self) -> bool:
         return self._admission.reserved >= self._admission.capacity
 
-    async def reserve(
-        self, request_id: str, order: RequestOrder, sizes: Mapping[str, int], tenant: str
-    ) -> None:
+    async def reserve(self, request_id: str, order: OwnOrder, sizes: Mapping[str, int], tenant: str) -> None:
         """Waits until all of `sizes`, bytes by key, have room, in turns. Without items there is no wait."""
         waiter = _Waiter(request_id, order, tenant, sizes)
         self._queue.add(waiter, has_items=bool(sizes))
@@ -97,7 +95,7 @@ class _Batch(EmbeddingMemory):
 class BatchPlace:
     """A place in vLLM's batch, and how its holder is asked to leave it; one that is not asked twice."""
 
-    order: RequestOrder
+    order: OwnOrder
     tenant: str
     leave: Callable[[], None] | None = None
 
@@ -122,7 +120,7 @@ class BatchPlaces:
         self._room.resize(places)
 
     @asynccontextmanager
-    async def place(self, order: RequestOrder, tenant: str) -> AsyncIterator[BatchPlace]:
+    async def place(self, order: OwnOrder, tenant: str) -> AsyncIterator[BatchPlace]:
         """A place, for as long as the context lasts."""
         name = next(self._names)
         self._have_one_left(tenant)

@@ -177,13 +177,13 @@ class RequestRun:
             self._finish(output.finished, None)
             return
         sizes = distinct_bytes(state.features)
-        await self._ports.room.reserve(state.request_id, state.order, sizes, state.tenant)
+        await self._ports.room.reserve(state.request_id, state.own_order, sizes, state.tenant)
         state.admitted_at = time.monotonic()
         self._emit(request_events.admitted(state))
         self._report_missing(dict.fromkeys(self.request.unencoded & self._plans.keys(), ""))
         while not self._finished:
             await self._find_items()
-            async with self._ports.places.place(state.order, state.tenant) as place:
+            async with self._ports.places.place(state.own_order, state.tenant) as place:
                 pause = await self._attempt_unless_left(place)
             await asyncio.sleep(pause)
 
@@ -255,7 +255,9 @@ class RequestRun:
         state, request = self._state, self.request
         if self._body is not None:
             return await self._pool(self._body)
-        again = replays(request.sampling, state.output_token_ids, output_format(request))
+        speculates = self._ports.stream.speculates()
+        format_ = output_format(request)
+        again = replays(request.sampling, state.output_token_ids, format_, speculates=speculates)
         replay = again and not self._retries.no_replay
         ports, transfer = self._ports.stream, self._ports.transfer
         with self._at_work():

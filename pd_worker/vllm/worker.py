@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,18 +15,20 @@ import torch
 from triptych.base.config import PDConfig, internal_tls
 from triptych.base.engine_beat import EngineBeat
 from triptych.base.errors import ConfigError
+from triptych.base.log import short
 from triptych.base.machine.resources import worker_kind
 from triptych.base.metrics import PDMetrics
 from triptych.base.source_tickets import SourceTickets
 from triptych.base.tracing.context import Producers
 from triptych.base.tracing.tracer import Tracer
-from triptych.base.types import WorkerInfo
+from triptych.base.types import KeptKV, WorkerInfo
 from triptych.base.vllm_classes import class_of
 from triptych.ec_connector.base import DirectTransfer
 from triptych.models.registry import family_of, resolve_dtype
-from triptych.pd_worker.core.request import EngineRequest, KeptKV
+from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.events.attempt_trace import PDTraces
 from triptych.pd_worker.frontend.grammar import compiler_of
+from triptych.pd_worker.vllm.adapters import Adapter
 from triptych.pd_worker.vllm.calls import DirectItems, Embeddings, EngineFormats, ItemStore
 from triptych.pd_worker.vllm.connection import EngineConnection
 from triptych.pd_worker.vllm.engine import EngineMetrics, VLLMEngine, batch_places
@@ -42,7 +45,7 @@ logger = logging.getLogger(__name__)
 def load_front_model(config: PDConfig, engine_max_model_len: int) -> PDModel:
     """The checkpoint of `config.model` without weights, before an engine that takes that many tokens."""
     path = Path(config.model)
-    class_of(family_of(path).architecture)
+    class_of(family_of(path).architecture, generic=config.engine_class == "generic")
     dtype = resolve_dtype(path, torch.device("cpu"), config.dtype)
     decoder = family_of(path).decoder.without_weights(path, dtype=dtype)
     if config.max_model_len > engine_max_model_len:
@@ -92,7 +95,11 @@ class VLLMWorker(PDWorker):
         tracer: Tracer | None = None,
         incarnation: str = "",
         tickets: SourceTickets | None = None,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
+        self._adapters = adapters
+        for adapter in adapters:
+            logger.info("LoRA adapter %s: rank %d, key %s", adapter.name, adapter.rank, short(adapter.key))
         places = batch_places(config, connection.info)
         said = "" if connection.info.max_num_seqs else ", since it does not say how many it computes at once"
         logger.info("vLLM has up to %d requests of this worker at once%s", places, said)
@@ -118,6 +125,7 @@ class VLLMWorker(PDWorker):
                 self._offer if config.role == PREFILL else None,
                 lambda result: metrics.kv_transfers.labels(model.name, result).inc(),
                 lambda: connection.health.kv_usage,
+                lambda: connection.health.speculates,
             )
         self.engine = VLLMEngine(
             config,
@@ -129,7 +137,9 @@ class VLLMWorker(PDWorker):
             vocab_size=model.decoder.geometry.vocab_size,
             pooled=PooledCalls(model.pooling, model.tokenizer, model.decoder.geometry.hidden_size),
             max_model_len=config.max_model_len or connection.info.max_model_len,
-            model_class=class_of(family_of(Path(config.model)).architecture),
+            model_class=class_of(
+                family_of(Path(config.model)).architecture, generic=config.engine_class == "generic"
+            ),
             on_lost=lambda: self.servicer.lose_engine(uuid.uuid4().hex),
             direct=direct,
             transfer=transfer,
@@ -143,6 +153,7 @@ class VLLMWorker(PDWorker):
             self._load,
             # vLLM loads items itself: their spans have no links.
             traces=None if tracer is None else PDTraces(tracer, Producers()),
+            adapters={adapter.key: adapter.name for adapter in adapters},
         )
         self._watch: asyncio.Task[None] | None = None
 
@@ -157,7 +168,8 @@ class VLLMWorker(PDWorker):
         capacity[DIRECT] = int(self.direct is not None)
         # Of a generating model: vLLM is one or the other.
         capacity["pools"] = int(not self._model.pooling.generates)
-        return self.registration(address, metrics_port, kind, capacity)
+        info = self.registration(address, metrics_port, kind, capacity)
+        return replace(info, adapters={adapter.name: adapter.key for adapter in self._adapters})
 
     def renewed(self, info: WorkerInfo) -> WorkerInfo:
         """A registration of this worker as it is now: vLLM may have come back with other places."""

@@ -2,7 +2,7 @@
 
 A key file has one key per line, `#` begins a comment:
 
-    alice  sha256:9f86d081884c7d65…  requests-per-minute=600 concurrent-requests=8
+    alice  sha256:9f86d081884c7d65…  requests-per-minute=600 concurrent-requests=8 models=qwen,qwen-sql
     ops    sha256:2c26b46b68ffc68f…  operator
 
 Keys are 256 random bits, so that a plain SHA-256 tells nothing of them.
@@ -26,6 +26,8 @@ from triptych.base.errors import ConfigError
 MIN_KEY_CHARS = 16
 #: The word of a key file's line that makes its principal an operator.
 OPERATOR = "operator"
+#: What its word with the names of models and adapters begins with.
+MODELS = "models="
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
@@ -43,12 +45,14 @@ class KeyLimits:
 class Principal:
     """The client that a key identifies; keys with the same name, such as an old and a new one, share it.
 
-    An operator sees the requests of all tenants in the live data.
+    An operator sees the requests of all tenants in the live data. `models` are the models and adapters that
+    it may name; None: all.
     """
 
     id: str
     limits: KeyLimits
     operator: bool = False
+    models: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +113,15 @@ def _entry(where: str, fields: Sequence[str], defaults: KeyLimits) -> KeyEntry:
             f"{where}: write NAME sha256:<64 hex characters>, as `triptych key NAME` prints it; "
             "a key itself does not belong here"
         )
-    limits, options = defaults, fields[2:]
+    limits, options, models = defaults, fields[2:], None
     for word in options:
-        limits = limits if word == OPERATOR else _with_limit(where, limits, word)
-    return KeyEntry(bytes.fromhex(match[1]), Principal(fields[0], limits, OPERATOR in options))
+        if word.startswith(MODELS):
+            models = frozenset(filter(None, word.removeprefix(MODELS).split(",")))
+        elif word != OPERATOR:
+            limits = _with_limit(where, limits, word)
+    if models is not None and not models:
+        raise ConfigError(f"{where}: {MODELS} names no model: write {MODELS}NAME,NAME, or leave it out")
+    return KeyEntry(bytes.fromhex(match[1]), Principal(fields[0], limits, OPERATOR in options, models))
 
 
 def _with_limit(where: str, limits: KeyLimits, word: str) -> KeyLimits:
@@ -120,7 +129,7 @@ def _with_limit(where: str, limits: KeyLimits, word: str) -> KeyLimits:
     field = name.replace("-", "_")
     if "_" in name or field not in KeyLimits.__slots__ or not (value.isascii() and value.isdigit()):
         known = ", ".join(f"{slot.replace('_', '-')}=N" for slot in KeyLimits.__slots__)
-        raise ConfigError(f"{where}: after the digest come {known}, {OPERATOR}")
+        raise ConfigError(f"{where}: after the digest come {known}, {MODELS}NAME,NAME, {OPERATOR}")
     return replace(limits, **{field: int(value)})
 
 

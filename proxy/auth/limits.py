@@ -91,7 +91,7 @@ class PrincipalLimits:
         session = Session(principal, self)
         try:
             await self._check(principal)
-            with in_call(session=session, holder=principal.id):
+            with in_call(session=session, holder=principal.id, models=principal.models):
                 yield session
         finally:
             self._running[principal.id] -= session.counted

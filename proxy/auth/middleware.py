@@ -102,7 +102,7 @@ class AuthMiddleware:
             scope[_PRINCIPAL] = principal
             if scope["method"] != "POST":
                 await self._authenticator.count(principal)
-                with in_call(holder=principal.id):
+                with in_call(holder=principal.id, models=principal.models):
                     await self._app(scope, receive, send)
                 return
             # Left when the application has returned: after the reply's last byte, or the client's end.

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from triptych.base.request import MAX_DEPTH
 
@@ -27,6 +27,10 @@ _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _PARTIAL_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _SCALAR_END = re.compile(r"[\s,\]}]")
 _SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null")
+
+
+#: The parameters' JSON schema of every function.
+Schemas = Mapping[str, Mapping[str, Any]]
 
 
 class MalformedCall(Exception):
@@ -262,3 +266,6 @@ class CallText:
         if self._passing:
             self._pass_on()
         self._passing = False
+
+
+Reader = Callable[[CallText, Schemas], Reading[None]]

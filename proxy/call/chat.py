@@ -150,10 +150,13 @@ def modality_of(part: ItemPart) -> str:
 class PoolingOptions:
     """What a request without generation asks for; empty fields are the checkpoint's own way. See `pd.proto`.
 
-    With `scores` its messages are a query and a document.
+    With `scores` its messages are a query and a document. With `tokens` each token has a vector; with
+    `query`, the vectors of one, the result is their MaxSim.
     """
 
     scores: bool = False
+    tokens: bool = False
+    query: bytes = b""
     method: str = ""
     normalize: bool | None = None
     dimensions: int = 0
@@ -182,6 +185,8 @@ class ChatCall:
     cache_salt: str = ""
     processor_options: Mapping[str, object] = field(default_factory=dict)
     n: int = 1
+    #: Among its tenant's requests the lower one goes first.
+    priority: int = 0
     template: TemplateOptions = TemplateOptions()
     #: Stands in the place of messages, which are empty then.
     prompt: RawPrompt | None = None
@@ -202,11 +207,18 @@ class ChatCall:
     whole: bool = False
     #: The principal's id where keys are in use.
     tenant: str = ""
+    #: The LoRA adapter that the client has named as its model: `model` is then the one it is of.
+    adapter: str = ""
     #: Shared by copies of the call, so that all its choices are about the same bytes.
     media: MediaHold = field(default_factory=MediaHold, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_length("model", self.model)
+
+    @property
+    def served_name(self) -> str:
+        """The adapter's or the model's name, for people and replies; may be empty."""
+        return self.adapter or self.model
 
     @property
     def salt(self) -> str:
@@ -273,7 +285,7 @@ class Done:
     final: bool = True
     #: The stop string that has ended it, if one has.
     stop_sequence: str = ""
-    #: Of a pooled call: the vector, or the score, as little-endian float32.
+    #: Of a pooled call: the vector, those of all tokens, or the score, as little-endian float32.
     pooled: bytes = b""
 
 

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from array import array
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -32,10 +32,19 @@ def vector_of(done: Done) -> array[float]:
     return vector
 
 
+def rows_of(done: Done) -> list[array[float]]:
+    """The vector of each token of a call's prompt; InternalError for bytes that are none."""
+    vectors, tokens = vector_of(done), done.usage.prompt_tokens
+    if not tokens or len(vectors) % tokens:
+        raise InternalError("the PD worker's vectors are not one for each token")
+    width = len(vectors) // tokens
+    return [vectors[start : start + width] for start in range(0, len(vectors), width)]
+
+
 async def pool_all(
     chat: Callable[[ChatCall], AsyncGenerator[list[Output], None]],
     calls: Sequence[ChatCall],
-    keep: Callable[[int, Done], None],
+    keep: Callable[[int, Done], Awaitable[None] | None],
 ) -> None:
     """Hands `keep` the end of each call, with its index. The first error ends all; so does cancellation.
 
@@ -52,7 +61,9 @@ async def pool_all(
         while left:
             index, alone = left.popleft(), workers == 1
             try:
-                done = await _done(chat, replace(calls[index], timeout=deadline - clock(), is_part=index > 0))
+                done = await end_of(
+                    chat, replace(calls[index], timeout=deadline - clock(), is_part=index > 0)
+                )
             except Overloaded:
                 if alone:
                     raise
@@ -61,7 +72,8 @@ async def pool_all(
                     break
                 # The others have ended since this one began: their place is free now.
                 continue
-            keep(index, done)
+            if (kept := keep(index, done)) is not None:
+                await kept
         workers -= 1
 
     calls[0].media.join()  # Calls about one picture share it.
@@ -75,7 +87,8 @@ async def pool_all(
         calls[0].media.leave()
 
 
-async def _done(chat: Callable[[ChatCall], AsyncGenerator[list[Output], None]], call: ChatCall) -> Done:
+async def end_of(chat: Callable[[ChatCall], AsyncGenerator[list[Output], None]], call: ChatCall) -> Done:
+    """The end of a call; DeadlineExceeded where it has no time left."""
     if call.timeout <= 0:
         raise DeadlineExceeded("the request took longer than its timeout: send fewer inputs at once")
     async with aclosing(chat(call)) as batches:
@@ -99,6 +112,7 @@ def pooled_call(
     pooling: PoolingOptions,
     cache_salt: str,
     processor_options: Mapping[str, object],
+    priority: int = 0,
 ) -> ChatCall:
     """A call that has no prompt yet; InvalidRequest for a salt or options out of bounds."""
     return ChatCall(
@@ -109,6 +123,7 @@ def pooled_call(
         timeout=timeout,
         cache_salt=check_salt(cache_salt),
         processor_options=check_options(processor_options),
+        priority=priority,
         pooling=pooling,
         whole=True,
     )

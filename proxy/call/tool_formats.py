@@ -1,36 +1,22 @@
-"""The forms in which model families write tool calls, by vLLM's names of their parsers.
-
-A reader reads one call, or all that follow each other: JSON arguments as they come, others one by one.
-"""
+"""The forms in which model families write tool calls, by vLLM's names of their parsers."""
 
 from __future__ import annotations
 
-import ast
-import json
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import msgspec
-
-from triptych.base.request import MAX_DEPTH
+from triptych.proxy.call import json_calls, pythonic_calls, tagged_calls
 from triptych.proxy.call.call_text import (
     MAX_CALLS,
-    MAX_NAME,
     CallArguments,
     CallStart,
     CallText,
     EndOfText,
     MalformedCall,
+    Reader,
     Reading,
+    Schemas,
 )
 from triptych.proxy.call.tools import CallForm
-
-#: The parameters' JSON schema of every function.
-Schemas = Mapping[str, Mapping[str, Any]]
-Reader = Callable[[CallText, Schemas], Reading[None]]
-_MAX_PYTHON = 1 << 16
-_QUOTE = '<|"|>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,255 +28,28 @@ class ToolFormat:
     first: bool = False
 
 
-def _read_call(text: CallText, schemas: Schemas) -> Reading[None]:
-    """{"name": …, "arguments": {…}}; Llama writes `parameters`. What is there twice counts once."""
-    yield from text.take("{")
-    name, held, begun = "", "", False
-    closed = yield from text.skip("}")
-    while not closed:
-        yield from text.blanks()
-        key = json.loads((yield from text.string()))
-        yield from text.take(":")
-        yield from text.blanks()
-        if key == "name" and not name:
-            name = json.loads((yield from text.string()))
-            if held:
-                text.begin(name)
-                text.put(held)
-                begun = True
-        elif key in ("arguments", "parameters") and not (held or begun):
-            if (yield from text.peek()) != "{":
-                raise MalformedCall
-            if name:
-                text.begin(name)
-                begun = True
-                yield from text.pass_arguments()
-            else:
-                held = yield from text.captured(text.value())
-        else:
-            yield from text.value()
-        closed = yield from text.skip("}")
-        if not closed:
-            yield from text.take(",")
-    if not begun:
-        text.begin(name)
-        text.put("{}")
-    text.used = text.at
-
-
-def _read_hermes(text: CallText, schemas: Schemas) -> Reading[None]:
-    try:
-        yield from _read_call(text, schemas)
-    except EndOfText:
-        raise
-    except MalformedCall:
-        # Often there is a brace too few before the closing tag.
-        text.stop()
-        if not text.calls:
-            raise
-    yield from text.skip("</tool_call>")
-
-
-def _read_list(text: CallText, schemas: Schemas) -> Reading[None]:
-    """[{"name": …}, …], or one such object."""
-    if not (yield from text.skip("[")):
-        yield from _read_call(text, schemas)
-        return
-    while True:
-        yield from _read_call(text, schemas)
-        if (yield from text.skip("]")):
-            return
-        yield from text.take(",")
-
-
-def _read_llama(text: CallText, schemas: Schemas) -> Reading[None]:
-    """JSON objects, with semicolons between them."""
-    yield from text.skip("<|python_tag|>")
-    more = True
-    while more:
-        yield from _read_call(text, schemas)
-        while (yield from text.skip(";")):
-            pass
-        more = (yield from text.peek()) == "{"
-
-
-def _read_mistral(text: CallText, schemas: Schemas) -> Reading[None]:
-    """A JSON list of calls; or a name, perhaps [CALL_ID]…[ARGS] or [ARGS], and the arguments."""
-    yield from text.blanks()
-    if (yield from text.peek()) == "[":
-        yield from _read_list(text, schemas)
-        return
-    head, _ = yield from text.until("{", limit=2 * MAX_NAME)
-    text.at -= 1
-    text.begin(head.partition("[")[0].strip())
-    yield from text.pass_arguments()
-
-
-def _read_coder(text: CallText, schemas: Schemas) -> Reading[None]:
-    """<function=NAME> with one <parameter=KEY> per argument."""
-    yield from text.take("<function=")
-    name, _ = yield from text.until(">", limit=MAX_NAME)
-    text.begin(name)
-    tag = "<parameter="
-    while tag == "<parameter=":
-        _, tag = yield from text.until("<parameter=", "</function>", "</tool_call>", or_end=True)
-        if tag == "<parameter=":
-            key, _ = yield from text.until(">", limit=MAX_NAME)
-            value, _ = yield from text.until("</parameter>")
-            text.argument(key, _typed(schemas, name, key, value.removeprefix("\n").removesuffix("\n")))
-    text.finish()
-    if tag == "</function>":
-        yield from text.skip("</tool_call>")
-
-
-def _read_glm(text: CallText, schemas: Schemas) -> Reading[None]:
-    """The name, then pairs of <arg_key> and <arg_value>."""
-    name, tag = yield from text.until("<arg_key>", "</tool_call>", limit=MAX_NAME)
-    text.begin(name := name.strip())
-    while tag == "<arg_key>":
-        key, _ = yield from text.until("</arg_key>", limit=MAX_NAME)
-        yield from text.take("<arg_value>")
-        value, _ = yield from text.until("</arg_value>")
-        text.argument(key.strip(), _typed(schemas, name, key.strip(), value))
-        _, tag = yield from text.until("<arg_key>", "</tool_call>", or_end=True)
-    text.finish()
-
-
-def _typed(schemas: Schemas, name: str, key: str, value: str) -> str:
-    """The JSON of an argument in plain text: a string where the schema says so, else as it reads."""
-    properties = schemas.get(name, {}).get("properties")
-    schema = properties.get(key) if isinstance(properties, Mapping) else None
-    if not (isinstance(schema, Mapping) and schema.get("type") == "string"):
-        try:
-            return json.dumps(msgspec.json.decode(value), ensure_ascii=False)
-        except (msgspec.MsgspecError, RecursionError, UnicodeError):
-            pass
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _read_gemma(text: CallText, schemas: Schemas) -> Reading[None]:
-    """call:NAME{key:value}: JSON, but for keys without quotes and strings between quotes of its own."""
-    yield from text.take("call:")
-    name, _ = yield from text.until("{", limit=MAX_NAME)
-    text.begin(name)
-    closed = yield from text.skip("}")
-    while not closed:
-        key = yield from _gemma_key(text)
-        text.argument(key, (yield from _gemma_value(text)))
-        closed = yield from text.skip("}")
-        if not closed:
-            yield from text.take(",")
-    text.finish()
-    yield from text.skip("<tool_call|>")
-
-
-def _gemma_key(text: CallText) -> Reading[str]:
-    key, _ = yield from text.until(":", limit=2 * MAX_NAME)
-    return key.strip().removeprefix(_QUOTE).removesuffix(_QUOTE).strip('"')
-
-
-def _gemma_value(text: CallText, depth: int = 0) -> Reading[str]:
-    """A value as JSON."""
-    if depth > MAX_DEPTH:
-        raise MalformedCall
-    if (yield from text.skip(_QUOTE)):
-        string, _ = yield from text.until(_QUOTE)
-        return json.dumps(string, ensure_ascii=False)
-    first = yield from text.peek()
-    if first == '"':
-        return (yield from text.string())
-    if first not in "{[":
-        return (yield from text.scalar())
-    text.at += 1
-    close, items = ("}" if first == "{" else "]"), list[str]()
-    closed = yield from text.skip(close)
-    while not closed:
-        key = f"{json.dumps((yield from _gemma_key(text)))}: " if first == "{" else ""
-        items.append(key + (yield from _gemma_value(text, depth + 1)))
-        closed = yield from text.skip(close)
-        if not closed:
-            yield from text.take(",")
-    return f"{first}{', '.join(items)}{close}"
-
-
-def _read_pythonic(text: CallText, schemas: Schemas) -> Reading[None]:
-    """[f(a=1), g(b="x")]: a Python list of calls with literal arguments."""
-    yield from text.take("[")
-    closed = False
-    while not closed:
-        name, _ = yield from text.until("(", limit=MAX_NAME)
-        begun = False
-        while not (yield from text.skip(")")):
-            if begun:
-                yield from text.take(",")
-                if (yield from text.skip(")")):
-                    break
-            key, _ = yield from text.until("=", limit=MAX_NAME)
-            if not key.strip().isidentifier():
-                raise MalformedCall
-            value = _python_literal((yield from text.captured(_python_value(text))))
-            if not begun:
-                text.begin(name.strip())
-                begun = True
-            text.argument(key.strip(), value)
-        if not begun:
-            text.begin(name.strip())
-        text.finish()
-        closed = yield from text.skip("]")
-        if not closed:
-            yield from text.take(",")
-            closed = yield from text.skip("]")
-
-
-def _python_value(text: CallText) -> Reading[None]:
-    """Passes over a value, up to the comma or the parenthesis behind it."""
-    start, depth = text.at - text.used, 0
-    while text.at - text.used - start <= _MAX_PYTHON:
-        char = yield from text.peek()
-        if depth == 0 and char in ",)":
-            return
-        if char in "'\"":
-            yield from _python_string(text, char)
-            continue
-        depth += (char in "([{") - (char in ")]}")
-        if depth < 0:
-            break
-        text.at += 1
-    raise MalformedCall
-
-
-def _python_string(text: CallText, quote: str) -> Reading[None]:
-    if (yield from text.starts(quote * 3)):
-        quote *= 3
-    text.at += len(quote)
-    while not (yield from text.starts(quote)):
-        if (yield from text.peek()) == "\\":
-            text.at += 1
-            yield from text.peek()
-        text.at += 1
-    text.at += len(quote)
-
-
-def _python_literal(text: str) -> str:
-    """The JSON of a literal."""
-    try:
-        literal = json.dumps(ast.literal_eval(text.strip()), ensure_ascii=False, allow_nan=False)
-        literal.encode()  # a half of a surrogate pair is no text
-        return literal
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        raise MalformedCall from None
-
-
 #: A forced call: the whole output is one call, or a list of calls, as JSON.
-FORCED = ToolFormat(("{", "["), _read_list, first=True)
+FORCED = ToolFormat(("{", "["), json_calls.read_list, first=True)
+_HERMES = ToolFormat(("<tool_call>",), json_calls.read_hermes)
+_HUNYUAN = ToolFormat(("<tool_calls",), tagged_calls.read_hunyuan)
 FORMATS = {
-    "hermes": ToolFormat(("<tool_call>",), _read_hermes),
-    "qwen3_coder": ToolFormat(("<tool_call>",), _read_coder),
-    "glm45": ToolFormat(("<tool_call>",), _read_glm),
-    "gemma4": ToolFormat(("<|tool_call>",), _read_gemma),
-    "mistral": ToolFormat(("[TOOL_CALLS]",), _read_mistral),
-    "llama3_json": ToolFormat(("<|python_tag|>", "{"), _read_llama, first=True),
-    "pythonic": ToolFormat(("[",), _read_pythonic, first=True),
+    "hermes": _HERMES,
+    "ernie45": _HERMES,
+    "qwen3_coder": ToolFormat(("<tool_call>",), tagged_calls.read_coder),
+    "glm45": ToolFormat(("<tool_call>",), tagged_calls.read_glm),
+    "gemma4": ToolFormat(("<|tool_call>",), tagged_calls.read_gemma),
+    "minimax_m2": ToolFormat(("<minimax:tool_call>",), tagged_calls.read_minimax),
+    "minimax_m3": ToolFormat(("]<]minimax[>[<tool_call>",), tagged_calls.read_minimax_m3),
+    "step3": ToolFormat(("<\uff5ctool_calls_begin\uff5c>",), tagged_calls.read_step),
+    "hunyuan_a13b": _HUNYUAN,
+    "hy_v3": _HUNYUAN,
+    "kimi_k2": ToolFormat(("<|tool_calls_section_begin|>",), json_calls.read_kimi),
+    "cohere_command3": ToolFormat(("<|START_ACTION|>",), json_calls.calls_until("<|END_ACTION|>")),
+    "nemotron_json": ToolFormat(("<TOOLCALL>",), json_calls.calls_until("</TOOLCALL>")),
+    "mistral": ToolFormat(("[TOOL_CALLS]",), json_calls.read_mistral),
+    "llama3_json": ToolFormat(("<|python_tag|>", "{"), json_calls.read_llama, first=True),
+    "lfm2": ToolFormat(("<|tool_call_start|>",), pythonic_calls.read_lfm),
+    "pythonic": ToolFormat(("[",), pythonic_calls.read_pythonic, first=True),
 }
 
 

@@ -14,7 +14,7 @@ from triptych.base.errors import InvalidRequest
 from triptych.base.request import MAX_TOOLS, check_tools_size
 from triptych.base.types import OutputFormat
 from triptych.proxy.call.json_text import check_depth
-from triptych.proxy.call.validation import schema_format
+from triptych.proxy.call.output_formats import schema_format
 from triptych.proxy.http.json_body import convert_field
 
 #: Keywords beside which a function's parameters are none.

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 SLACK_MARGIN = 1.0
 #: Later work of its tenant that may go before any one piece of work.
 MAX_OVERTAKEN = 64
+#: Earlier work of its tenant that a piece of work may pass as it comes: each costs the loop microseconds.
+MAX_PASSED = 256
 
 
 @dataclass(eq=False, slots=True)
@@ -18,6 +20,8 @@ class Turn:
     tenant: str = ""
     holder: str = ""
     number: int = 0
+    #: The lowest of those that wait for it.
+    priority: float = math.inf
     deadline: float = math.inf
     work: float = 0.0
     #: Later work that has gone before it.
@@ -26,7 +30,10 @@ class Turn:
     waits: bool = False
 
     def passes(self, other: Turn) -> bool:
-        """Whether it has less slack, and not by its work alone: with one timeout for all nothing changes."""
+        """Whether it has a lower priority; of equals, less slack, and not by its work alone: with one timeout
+        for all nothing changes."""
+        if self.priority != other.priority:
+            return self.priority < other.priority
         slack, others = self.deadline - self.work, other.deadline - other.work
         urgent = self.deadline < other.deadline and slack + SLACK_MARGIN < others
         return urgent and other.overtaken < MAX_OVERTAKEN
@@ -35,8 +42,9 @@ class Turn:
 class FairTurns:
     """Fair queueing by tenant: new work comes after one turn of each other tenant, whatever they have queued.
 
-    A tenant's turns are the same whatever its deadlines: urgent work takes the turn of its own tenant's other
-    work, which moves one turn back, MAX_OVERTAKEN times at most. Without deadlines work keeps its order.
+    A tenant's turns are the same whatever its priorities and deadlines: what goes before takes the turn of
+    its own tenant's other work, which moves one turn back, by deadlines MAX_OVERTAKEN times at most. Without
+    either work keeps its order.
     """
 
     def __init__(self) -> None:
@@ -54,17 +62,19 @@ class FairTurns:
         self._waiting.setdefault(tenant, []).append(turn)
         return turn
 
-    def hurry(self, turn: Turn, deadline: float, work: float = 0.0) -> list[Turn]:
-        """The holder has to end by `deadline`. Returns the other turns that have moved by it."""
+    def hurry(self, turn: Turn, deadline: float, work: float = 0.0, priority: int = 0) -> list[Turn]:
+        """One that waits for the holder has to end by `deadline`. Returns the other turns that have moved."""
         moved: list[Turn] = []
-        if deadline >= turn.deadline:
+        if deadline >= turn.deadline and priority >= turn.priority:
             return moved
-        turn.deadline, turn.work = deadline, work
+        if deadline < turn.deadline:
+            turn.deadline, turn.work = deadline, work
+        turn.priority = min(turn.priority, priority)
         waiting = self._waiting[turn.tenant] if turn.waits else []
         place = next((place for place in reversed(range(len(waiting))) if waiting[place] is turn), 0)
-        while place > 0 and turn.passes(before := waiting[place - 1]):
+        while place > 0 and len(moved) < MAX_PASSED and turn.passes(before := waiting[place - 1]):
             turn.number, before.number = before.number, turn.number
-            before.overtaken += 1
+            before.overtaken += turn.priority == before.priority
             waiting[place - 1 : place + 1] = turn, before
             moved.append(before)
             place -= 1

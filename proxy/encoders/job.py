@@ -79,6 +79,7 @@ class ItemSource:
     #: The principal's id where keys are in use.
     tenant: str = ""
     #: The request's.
+    priority: int = 0
     model: str = ""
     #: The request's span of the item, where the proxy has traces.
     trace: SpanContext | None = None
@@ -228,6 +229,7 @@ class Requester:
 
     tenant: str = ""
     deadline: float = math.inf
+    priority: int = 0
     #: The jobs that it waits for.
     jobs: dict[EncoderJob, None] = field(default_factory=dict)
     #: Its turn among the admitted requests, while a PD worker has memory for its items.

@@ -118,6 +118,7 @@ class JobRunner:
             tenant=source.tenant,
             model=self._pool.encoded_by(source.namespace, source.model),
             deadline=source.deadline,
+            priority=source.priority,
             re_encode=re_encode,
             damaged_digest=damaged_digest,
         )

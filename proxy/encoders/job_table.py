@@ -132,6 +132,7 @@ class EncoderJobTable:
         tenant: str = "",
         model: str = "",
         deadline: float = math.inf,
+        priority: int = 0,
         re_encode: bool = False,
         damaged_digest: str = "",
     ) -> tuple[EncoderJob, bool]:
@@ -145,14 +146,14 @@ class EncoderJobTable:
             self.items.add_job(job)
             self._jobs[job] = None
         requester = self._requesters.setdefault(request_id, Requester())
-        requester.tenant, requester.deadline = tenant, deadline
+        requester.tenant, requester.deadline, requester.priority = tenant, deadline, priority
         requester.jobs[job] = None
         job.waiters[request_id] = None
         if re_encode and job.state is not JobState.RUNNING:
             job.re_encode, job.damaged_digest = self._flow_control, damaged_digest or job.damaged_digest
         if requester.admission is not None:
             job.admitted.add(request_id, requester.admission.number)
-        for turn in self._plan_turns.hurry(job.turn, deadline, self._cost(job, job.kind)):
+        for turn in self._plan_turns.hurry(job.turn, deadline, self._cost(job, job.kind), priority):
             if (other := self.items.job(turn.holder)) is not None:
                 self._rank_changed(other)
         if joined:
@@ -167,7 +168,8 @@ class EncoderJobTable:
         if requester.admission is None:
             requester.admission = self._run_turns.draw(requester.tenant, request_id)
             work = sum(self._cost(job, job.kind) for job in requester.jobs)
-            for turn in self._run_turns.hurry(requester.admission, requester.deadline, work):
+            own, deadline, priority = requester.admission, requester.deadline, requester.priority
+            for turn in self._run_turns.hurry(own, deadline, work, priority):
                 for job in self._requesters[turn.holder].jobs:
                     job.admitted.add(turn.holder, turn.number)
                     self._rank_changed(job)

@@ -229,6 +229,7 @@ class GrpcAdmission(aio.ServerInterceptor):
                     await stack.enter_async_context(self._authenticator.admit(principal))
                 elif counts is not None:
                     await self._authenticator.count(principal)
+                stack.enter_context(in_call(models=principal.models))
             yield holder, stack
 
     async def _reflection_requests(self, context: Context, holder: str) -> AsyncGenerator[Any]:

@@ -14,19 +14,16 @@ from triptych.protos import common_pb2, proxy_pb2
 from triptych.protos.convert import sampling_from_proto
 from triptych.proxy.call.chat import ROLES, ChatCall, ChatMessage
 from triptych.proxy.call.json_text import MAX_OPTIONS_TEXT, MAX_TOOLS_TEXT, decode_text
+from triptych.proxy.call.output_formats import JSON_OBJECT, choice_format, regex_format, schema_format
 from triptych.proxy.call.tools import FunctionChoice, FunctionName, ToolChoice, ToolUse, tool_use
 from triptych.proxy.call.validation import (
-    JSON_OBJECT,
     check_image_count,
     check_options,
     check_parts,
     check_salt,
     check_sampling,
     check_text,
-    choice_format,
     in_range,
-    regex_format,
-    schema_format,
     seed_of,
     template_options,
 )
@@ -59,6 +56,7 @@ def call_of(
         cache_salt=check_salt(request.cache_salt),
         processor_options=processor_options(request.mm_processor_kwargs),
         n=request.n or 1,
+        priority=request.priority,
         template=template_options(
             messages[-1],
             tools=tools.tools,

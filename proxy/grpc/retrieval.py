@@ -56,6 +56,7 @@ def embed_calls(request: proxy_pb2.EmbedRequest, *, max_images: int, timeout: fl
             chat_template_kwargs=request.chat_template_kwargs,
             no_generation_prompt=not request.generation_prompt,
             timeout=request.timeout,
+            priority=request.priority,
         )
         call, _ = call_of(chat, max_images=max_images, timeout=timeout, max_choices=1)
         return [replace(call, pooling=pooling, whole=True)]
@@ -106,7 +107,8 @@ def _first(
     in_range("timeout", request.timeout, 0, 86400)
     options = processor_options(request.mm_processor_kwargs)
     seconds = min(request.timeout or timeout, timeout)
-    return pooled_call(uuid.uuid4().hex, request.model, seconds, pooling, request.cache_salt, options)
+    label, salt = uuid.uuid4().hex, request.cache_salt
+    return pooled_call(label, request.model, seconds, pooling, salt, options, request.priority)
 
 
 def _check_count(given: Sequence[object], param: str) -> None:

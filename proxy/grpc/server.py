@@ -96,6 +96,7 @@ def generate_call(request: proxy_pb2.GenerateRequest, *, timeout: float, max_cho
         timeout=min(request.timeout or timeout, timeout),
         cache_salt=check_salt(request.cache_salt),
         n=request.n or 1,
+        priority=request.priority,
         prompt=decoder,
         prompt_param=request.WhichOneof("decoder") or "prompt",
         encoder=encoder,
@@ -206,7 +207,9 @@ class ProxyServicer(proxy_pb2_grpc.ProxyServiceServicer):
     async def ListModels(
         self, request: proxy_pb2.ListModelsRequest, context: Context
     ) -> proxy_pb2.ListModelsReply:
-        return proxy_pb2.ListModelsReply(models=self._pool.models())
+        allowed = current_call().models
+        names = [*self._pool.models(allowed), *self._pool.adapters(allowed)]
+        return proxy_pb2.ListModelsReply(models=names)
 
 
 class _Events:

@@ -15,7 +15,7 @@ HEADER = b"x-triptych-ignored-fields"
 WITHOUT_EFFECT = frozenset(
     (
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prediction"),
-        *("reasoning_effort", "verbosity", "priority", "request_id", "length_penalty", "early_stopping"),
+        *("reasoning_effort", "verbosity", "request_id", "length_penalty", "early_stopping"),
         "guided_decoding_backend",
     )
 )

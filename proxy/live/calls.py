@@ -151,7 +151,7 @@ class CallLog:
         return CallRecord(
             label=call.label,
             tenant=call.tenant,
-            model=self._model_name(call.model),
+            model=self._model_name(call.served_name),
             started_at=self._wall() - (self._clock() - choices.started),
             started=choices.started,
             timeline=timeline,
@@ -176,7 +176,7 @@ class CallLog:
         first, machine = choices.first, choices.first.lifecycle
         return RequestRow(
             id=self._row_name(first.order, first.call.tenant),
-            model=self._model_name(first.call.model),
+            model=self._model_name(first.call.served_name),
             age=round(now - choices.started, 3),
             stage=stage_of(machine, timeline),
             items=timeline.items,

@@ -33,7 +33,7 @@ from triptych.proxy.openai.completions.endpoint import CompletionsEndpoint
 from triptych.proxy.openai.tokenize import DetokenizeEndpoint, TokenizeEndpoint
 from triptych.proxy.pd.queries import PDQueries
 from triptych.proxy.pool import WorkerPool
-from triptych.proxy.quotas.current_call import in_call
+from triptych.proxy.quotas.current_call import current_call, in_call
 
 #: The endpoints of POST requests by path.
 ENDPOINTS: dict[str, type[CallEndpoint[Any]]] = {
@@ -45,7 +45,13 @@ ENDPOINTS: dict[str, type[CallEndpoint[Any]]] = {
     "/detokenize": DetokenizeEndpoint,
 }
 #: Edges whose `ENDPOINTS` are served, too.
-EDGES = ("responses.endpoint", "messages.endpoint", "retrieval.embeddings", "retrieval.ranking")
+EDGES = (
+    "responses.endpoint",
+    "messages.endpoint",
+    "retrieval.embeddings",
+    "retrieval.ranking",
+    "retrieval.pooling",
+)
 for _edge in EDGES:
     ENDPOINTS |= getattr(load_edge(f"triptych.proxy.openai.{_edge}"), "ENDPOINTS", {})
 
@@ -189,13 +195,15 @@ class StateEndpoints:
         self._started = int(time.time())
 
     async def models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._model(name) for name in self._pool.models()]})
+        allowed = current_call().models
+        names = [*self._pool.models(allowed), *self._pool.adapters(allowed)]
+        return JSONResponse({"object": "list", "data": [self._model(name) for name in names]})
 
     async def model(self, request: Request) -> Response:
         if not request.path_params["model"]:
             raise HTTPException(404)
         try:
-            name = self._pool.resolve_model(request.path_params["model"])
+            name = self._dispatcher.resolve_model(request.path_params["model"])
         except RequestError as error:
             wait = retry_after(error)
             headers = {} if wait is None else {"Retry-After": wait}
@@ -203,15 +211,15 @@ class StateEndpoints:
         return JSONResponse(self._model(name))
 
     def _model(self, name: str) -> dict[str, Any]:
-        key = self._pool.model_key(name)
-        lengths = [] if key is None else self._pool.max_model_lens(key)
+        lengths = self._pool.limits_of(name)
         return {
             "id": name,
             "object": "model",
             "created": self._started,
             "owned_by": "triptych",
             "root": name,
-            "parent": None,
+            # Of an adapter, the model that it is of.
+            "parent": self._pool.base_of(name) or None,
             "max_model_len": max(lengths, default=None),
             "input_modalities": self._pool.kind(name).input_modalities,
             # As Anthropic's clients read it.

@@ -103,7 +103,7 @@ class PDChoice:
                 continue
             if not takes(info.capacity.get("max_model_len", 0), request.min_tokens):
                 continue
-            if info.model_key == request.bound.model_key:
+            if request.bound.served_by(info):
                 seqs = max(info.capacity.get("max_num_seqs", DEFAULT_SEQS), 1)
                 report = None if now is None else link.load(now)
                 said = (0, 0.0) if report is None else (report.running + report.waiting, report.kv_usage)

@@ -160,7 +160,7 @@ class PDRouter:
 
     def _refuse_too_long(self, request: InFlightRequest, order: Submit) -> None:
         """Fails a new request that no known worker takes; one that was under way waits for such a worker."""
-        limits = self._pool.max_model_lens(request.bound.model_key)
+        limits = self._pool.max_model_lens(request.bound)
         taken = not limits or any(takes(limit, request.min_tokens) for limit in limits)
         if taken or order.resumes:
             return
@@ -417,7 +417,7 @@ class PDRouter:
     def _longer_than(self, request: InFlightRequest, link: Link) -> bool:
         """Whether another worker takes more tokens than this one, which has counted too many for itself."""
         limit = self._capacity(link).get("max_model_len", 0)
-        if limit == 0 or max(self._pool.max_model_lens(request.bound.model_key)) <= limit:
+        if limit == 0 or max(self._pool.max_model_lens(request.bound)) <= limit:
             return False
         request.min_tokens = max(request.min_tokens, limit + 1)
         return True

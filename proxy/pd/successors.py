@@ -11,8 +11,9 @@ from grpc import aio
 
 from triptych.base.errors import Overloaded, Unavailable
 from triptych.base.log import log_fields
+from triptych.base.types import KeptKV
 from triptych.protos import pd_pb2
-from triptych.protos.convert import error_from_proto
+from triptych.protos.convert import error_from_proto, kv_from_proto, kv_to_proto
 from triptych.proxy.events import Accepted, Refused, SuccessorSent, lost
 from triptych.proxy.pd.choice import worth_while
 from triptych.proxy.pd.wire import submit_message
@@ -37,19 +38,6 @@ class _Offer:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class _KeptKV:
-    """What a prefill worker's engine keeps of a request for one read, up to the moment `until`."""
-
-    hand_off: pd_pb2.KVHandOff
-    until: float
-
-    def left(self, now: float) -> pd_pb2.KVHandOff | None:
-        """The same for the time that is left; None where it is over."""
-        seconds = self.until - now
-        return pd_pb2.KVHandOff(params=self.hand_off.params, seconds=seconds) if seconds > 0 else None
-
-
 class Successors:
     """Requests that prefill workers have offered, and the links of their successors.
 
@@ -71,7 +59,8 @@ class Successors:
         self._spawn = spawn
         self._offers: dict[str, _Offer] = {}
         self._submits: dict[str, asyncio.Task[None]] = {}
-        self._kept: dict[str, _KeptKV] = {}
+        #: What prefill workers' engines keep of them.
+        self._kept: dict[str, KeptKV] = {}
         #: Requests that are at two workers.
         self.twice: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -79,8 +68,8 @@ class Successors:
     def place(self, request: InFlightRequest, order: HandOver) -> None:
         """Submits the successor now, or as soon as a decode worker has room."""
         name, link = request.request_id, request.successor_link
-        if order.kv is not None:
-            self._kept[name] = _KeptKV(order.kv, self._clock() + order.kv.seconds)
+        if order.kv is not None and (kept := kv_from_proto(order.kv, self._clock())) is not None:
+            self._kept[name] = kept
         if order.behind and link is not None and link.attached:
             self._stop(name)
             self._send(request, order.attempt, link)
@@ -174,8 +163,7 @@ class Successors:
                 # Once: what was read may be another request's by now.
                 kept = self._kept.pop(name, None)
                 now = self._clock()
-                kv = None if kept is None else kept.left(now)
-                seconds = request.seconds_left(now)
+                seconds, kv = request.seconds_left(now), kv_to_proto(kept, now)
                 message = submit_message(request, self._proxy_id, seconds, successor=attempt, kv=kv)
                 reply = await link.submit(message)
         except aio.AioRpcError as error:

@@ -10,16 +10,18 @@ from triptych.proxy.requests.instructions import Submit
 from triptych.proxy.requests.request import InFlightRequest
 
 Entry = tuple[InFlightRequest, Submit]
+#: A tenant's own order (not resumed, priority, arrival), the number of the entry, request id.
+_Place = tuple[tuple[bool, int, int], int, str]
 
 
 class WaitingSubmits:
     """Between tenants by least service, which is counted in requests handed over; inside one resumed requests
-    come first, then new ones by arrival."""
+    come first, then those of lower priority, then by arrival."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
-        #: By tenant: (not resumed, order of arrival, number, request id). Old ones drop out at the top.
-        self._heaps: dict[str, list[tuple[bool, int, int, str]]] = {}
+        #: Old ones drop out at the top.
+        self._heaps: dict[str, list[_Place]] = {}
         self._numbers: dict[str, int] = {}
         self._number = 0
         self._turns = LeastService()
@@ -49,7 +51,8 @@ class WaitingSubmits:
         if tenant not in self._heaps:
             self._heaps[tenant] = []
             self._turns.enter(tenant)
-        heapq.heappush(self._heaps[tenant], (not request.resumed, request.order, self._number, request_id))
+        own = (not request.resumed, request.call.priority, request.order)
+        heapq.heappush(self._heaps[tenant], (own, self._number, request_id))
 
     def discard(self, request_id: str) -> None:
         """Idempotent."""
@@ -69,15 +72,15 @@ class WaitingSubmits:
             if may(only[0].call.tenant):
                 yield only
             return
-        passed: list[tuple[str, tuple[bool, int, int, str]]] = []
+        passed: list[tuple[str, _Place]] = []
         try:
             while (tenant := self._next(may)) is not None:
                 place = heapq.heappop(self._heaps[tenant])
                 passed.append((tenant, place))
-                yield self._entries[place[3]]
+                yield self._entries[place[2]]
         finally:
             for tenant, place in passed:
-                if self._numbers.get(place[3]) == place[2]:
+                if self._numbers.get(place[2]) == place[1]:
                     heapq.heappush(self._heaps[tenant], place)
             self._heaps = {tenant: heap for tenant, heap in self._heaps.items() if heap}
 
@@ -86,7 +89,7 @@ class WaitingSubmits:
         left = [tenant for tenant, heap in self._heaps.items() if may(tenant) and self._clean(heap)]
         return self._turns.next(left) if left else None
 
-    def _clean(self, heap: list[tuple[bool, int, int, str]]) -> bool:
-        while heap and self._numbers.get(heap[0][3]) != heap[0][2]:
+    def _clean(self, heap: list[_Place]) -> bool:
+        while heap and self._numbers.get(heap[0][2]) != heap[0][1]:
             heapq.heappop(heap)
         return bool(heap)

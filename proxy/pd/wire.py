@@ -70,11 +70,13 @@ def submit_message(
         attempt=machine.attempt if successor is None else successor,
         proxy_id=proxy_id,
         model_key=request.bound.model_key,
+        adapter=request.bound.adapter,
         timeout=timeout,
         messages=request.content.messages,
         sampling=sampling_to_proto(call.sampling),
         salt=call.salt,
         tenant=tenant_digest(call.tenant),
+        priority=call.priority,
         template=template_to_proto(call.template),
         encoder_prompt=encoder_prompt_to_proto(call.encoder) if call.encoder else None,
         transcription=transcription_to_proto(call.transcription),
@@ -198,5 +200,9 @@ def transcription_to_proto(transcription: Transcription | None) -> common_pb2.Tr
 def pooling_to_proto(pooling: PoolingOptions) -> pd_pb2.Pooling:
     task = pd_pb2.Pooling.TASK_SCORE if pooling.scores else pd_pb2.Pooling.TASK_EMBED
     return pd_pb2.Pooling(
-        task=task, method=pooling.method, normalize=pooling.normalize, dimensions=pooling.dimensions
+        task=pd_pb2.Pooling.TASK_TOKEN_EMBED if pooling.tokens else task,
+        method=pooling.method,
+        normalize=pooling.normalize,
+        dimensions=pooling.dimensions,
+        query=pooling.query,
     )

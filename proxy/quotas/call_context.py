@@ -52,10 +52,11 @@ class CallDelivery(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """`holder` is the principal's id, empty where no keys are in use; the others are None where nothing is
-    known, as of a call that nobody sent."""
+    """`holder` is the principal's id, empty where no keys are in use; `models` are the names that it may use,
+    None: all. The others are None where nothing is known, as of a call that nobody sent."""
 
     holder: str = ""
+    models: frozenset[str] | None = None
     session: CallSession | None = None
     arrival: Arrival | None = None
     delivery: CallDelivery | None = None

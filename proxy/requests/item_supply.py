@@ -199,6 +199,7 @@ def _source(request: InFlightRequest, key: str) -> ItemSource:
         deadline=request.deadline,
         looked_up=request.looked_up,
         tenant=request.call.tenant,
+        priority=request.call.priority,
         model=request.call.model,
         trace=None if request.trace is None else request.trace.item(request.lifecycle.items[key]),
     )

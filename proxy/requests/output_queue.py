@@ -146,7 +146,7 @@ _DELTA_BYTES, _LOGPROB_BYTES = 192, 224
 def output_bytes(output: Output) -> int:
     """About what an output takes in memory."""
     if not isinstance(output, Delta):
-        return 0
+        return len(output.pooled) if isinstance(output, Done) else 0
     nbytes = _DELTA_BYTES + len(output.text)
     if output.logprobs:
         nbytes += sum([_LOGPROB_BYTES * (1 + len(position.top)) for position in output.logprobs])

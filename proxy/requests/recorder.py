@@ -69,7 +69,7 @@ class Recorder:
                 if span.recording:
                     request.views = (request.trace,)
             if span.recording:
-                model = self._model_name(first.call.model)
+                model = self._model_name(first.call.served_name)
                 span.serves(model, sampling(first.call.sampling, len(choices.requests)))
         for observer in self._subscribers:
             first.views = (*first.views, observer.opened(choices))
@@ -102,7 +102,7 @@ class Recorder:
         if choices.first.trace is not None:  # no other view shows it
             tokens = choices.prompt_tokens, choices.completion_tokens
             self.record(choices.first, CallEnded(choices.status, *tokens, choices.first_token))
-        choices.report(self._metrics, self._clock(), self._model_name(choices.first.call.model))
+        choices.report(self._metrics, self._clock(), self._model_name(choices.first.call.served_name))
         for observer in self._subscribers:
             observer.closed(choices, failure)
 

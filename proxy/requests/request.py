@@ -11,7 +11,8 @@ from triptych.base.errors import RequestError
 from triptych.base.log import log_fields, short
 from triptych.base.metrics import ProxyMetrics
 from triptych.proxy.call.chat import ChatCall, Done, ItemTiming, Output
-from triptych.proxy.call.validation import name_field, name_prompt
+from triptych.proxy.call.output_formats import name_field
+from triptych.proxy.call.validation import name_prompt
 from triptych.proxy.ports import Link
 from triptych.proxy.requests.lifecycle import Lifecycle
 from triptych.proxy.requests.output_queue import OutputQueue
@@ -166,6 +167,8 @@ class Choices:
             return
         seconds = now - self.started
         metrics.requests.labels(str(self.status), self.route).inc()
+        if adapter := self.first.call.adapter:
+            metrics.adapter_requests.labels(self.first.call.model, adapter, str(self.status)).inc()
         metrics.duration.observe(seconds)
         if (first_token := self.first_token) is not None:
             metrics.time_to_first_token.observe(first_token - self.started)

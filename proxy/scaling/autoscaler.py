@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -20,97 +19,16 @@ from triptych.base.config.proxy import ScalingConfig
 from triptych.base.errors import TriptychError
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.rpc.tls.certificates import Certificates
-from triptych.base.scaling import PoolDemand, ScalingDecision, ScalingRules, ScalingTarget, SharedRules
+from triptych.base.scaling import PoolDemand, ScalingDecision, ScalingTarget
 from triptych.proxy.dispatcher import Dispatcher
+from triptych.proxy.scaling.cold_starts import ColdStarts
 from triptych.proxy.scaling.keda import ScalerServer
 from triptych.proxy.scaling.policy import Observation, ScalingState, decide, start_failed
 from triptych.proxy.scaling.pools import ScaledPool, cheapest_first, make_pools, total_demand
+from triptych.proxy.scaling.rules_agreement import RulesAgreement, RulesBoard
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.registry.scaling import ScalingBoard
 from triptych.store.embedding_store import EmbeddingStore
-
-#: Part that the newest start has in what is expected.
-_NEWEST = 0.5
-#: Starts that are waited for, at most; and seconds after which one is not waited for any more.
-_MAXIMUM, _LONGEST = 1024, 3600.0
-
-
-class ColdStarts:
-    """The time from a decision for more workers to their registrations."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._asked: deque[float] = deque(maxlen=_MAXIMUM)
-        #: Kind of each worker that is registered, by incarnation; None until the first poll.
-        self._known: dict[str, str] | None = None
-
-    def asked(self, workers: int, now: float) -> None:
-        """This many more workers are desired from now on."""
-        self._asked.extend(now for _ in range(min(workers, _MAXIMUM)))
-
-    def withdrawn(self) -> None:
-        """No more workers are desired than there are."""
-        self._asked.clear()
-
-    def poll(self, workers: Mapping[str, str], now: float) -> None:
-        """The workers of the pool that are registered now, their kinds by incarnation."""
-        known, self._known = self._known, dict(workers)
-        if known is None:
-            return
-        while self._asked and now - self._asked[0] > _LONGEST:
-            self._asked.popleft()
-        for incarnation in workers.keys() - known.keys():
-            if not self._asked:
-                break
-            seconds, kind = now - self._asked.popleft(), workers[incarnation]
-            before = self.seconds.get(kind, seconds)
-            self.seconds[kind] = before + _NEWEST * (seconds - before)
-
-    def expected(self, kind: str) -> float:
-        """Of this kind; of a kind that has never started here the longest of all; 0 while none has."""
-        return self.seconds.get(kind, max(self.seconds.values(), default=0.0))
-
-
-class RulesBoard(Protocol):
-    """The scaling board's part that keeps the rules."""
-
-    async def agree(
-        self, pool: str, own: ScalingRules, expected: int | None, term: float, *, newest: bool = False
-    ) -> SharedRules: ...
-
-
-class RulesAgreement:
-    """One proxy's part in the agreement.
-
-    The proxy's own rules go onto the board when it starts, as the newest. They replace another proxy's later
-    only when no proxy that was started with those has been there for `term` seconds.
-    """
-
-    def __init__(self, pool: str, own: ScalingRules, term: float) -> None:
-        self._pool = pool
-        self._own = own
-        self._term = term
-        self._shared: SharedRules | None = None
-        #: Since when the shared rules have had no supporter, by this proxy's clock.
-        self._unsupported: float | None = None
-
-    async def poll(self, board: RulesBoard, now: float) -> ScalingRules | None:
-        """The rules to decide by now; None where this version cannot read them, so that others decide."""
-        shared, since = self._shared, self._unsupported
-        abandoned = shared is not None and since is not None and now - since >= self._term
-        shared = self._shared = await board.agree(
-            self._pool,
-            self._own,
-            shared.generation if shared is not None and abandoned else None,
-            self._term,
-            newest=shared is None,
-        )
-        if shared.supported:
-            self._unsupported = None
-        elif self._unsupported is None:
-            self._unsupported = now
-        return shared.rules
-
 
 logger = logging.getLogger(__name__)
 

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 import triptych
+from examples.demo_models.images.evaluate import cases, evaluate
+from examples.demo_models.images.inference import Http, InProcess
 from support.processes.cluster import PATIENCE, Cluster, running_cluster
 from triptych.demo import examples
 
@@ -47,6 +49,15 @@ def test_a_library_gets_a_true_object_however_it_asks(demo: Cluster, library: st
     said: dict[str, Any] = json.loads(asked.stdout)
     assert said.keys() == WAYS[library]
     assert all(seen["count"] == 2 for seen in said.values()), said
+
+
+def test_with_embeddings_in_8_bits_the_held_out_questions_have_the_same_answers(tmp_path: Path) -> None:
+    asked = cases(1, 180)
+    expected = [mark.said for mark in evaluate(InProcess(), asked, controls=False)]
+    with running_cluster(None, tmp_path, "--ec-store-rows", "int8") as cluster:
+        said = [mark.said for mark in evaluate(Http(cluster.url), asked, controls=False)]
+        assert "stored in 8 bits" in cluster.log.read_text()
+    assert said == expected
 
 
 def test_the_answers_of_the_quick_start_are_the_demos(demo: Cluster) -> None:

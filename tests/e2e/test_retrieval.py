@@ -178,6 +178,7 @@ async def test_a_client_that_leaves_takes_its_inputs_with_it(embedder):
         ("/v1/rerank", {"query": "x", "documents": []}, 400, "documents", ""),
         ("/v1/rerank", {"query": {"text": "x", "image": "y"}, "documents": ["a"]}, 400, "query", "one of"),
         ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a"]}, 400, "text_1", "as many"),
+        ("/pooling", {"input": "x"}, 400, "model", "/v1/embeddings"),
     ],
 )
 async def test_bad_input_is_named(embedder, route, body, status, param, says):

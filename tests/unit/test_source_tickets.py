@@ -31,6 +31,15 @@ def test_a_ticket_of_the_call_is_read_as_it_was_written() -> None:
     assert SourceTickets(TOKEN).read(PLAN.mm_hash, ticket(), ID) == (PLAN, SOURCE)
 
 
+def test_a_ticket_of_rows_in_8_bits_is_read_and_one_of_others_has_what_earlier_connectors_sign() -> None:
+    int8, tickets = replace(PLAN, dtype="int8", scales=2), SourceTickets(TOKEN)
+    entry = over_http(tickets.entry(int8, SOURCE, ATTEMPT))
+    assert tickets.read(int8.mm_hash, entry, ID) == (int8, SOURCE)
+    assert "scales" not in ticket()["plan"]
+    entry["plan"]["scales"] = 4
+    assert tickets.read(int8.mm_hash, entry, ID) is None
+
+
 def test_both_tokens_are_accepted_while_one_is_rotated() -> None:
     assert SourceTickets(f"{OTHER}\n{TOKEN}").read(PLAN.mm_hash, ticket(), ID) is not None
     assert SourceTickets(OTHER).read(PLAN.mm_hash, ticket(), ID) is None

@@ -90,3 +90,24 @@ async def test_36_requests_at_once_and_new_pictures_without_the_store_equal_gene
     outputs = [answer.token_ids for answer in (*answers, *away)]
     assert_varied_and_exact(reference, outputs)
     assert vllm.is_alive()
+
+
+async def test_with_rows_in_8_bits_vllm_answers_as_the_native_engine(
+    drawn_checkpoint, store, vllm, seed, tmp_path
+):
+    """Both make the same floating point of them; the store has them in 8 bits, and one shape of each row."""
+    cases, words = mixed_cases(12, seed=seed + 2), ("--ec-store-rows", "int8")
+    answers = []
+    for engine in ("vllm", "native"):
+        folder = tmp_path / engine
+        folder.mkdir()
+        server = vllm if engine == "vllm" else None
+        native = engine == "native"
+        async with (
+            asyncio.timeout(400),
+            cluster(drawn_checkpoint, store, server, folder, native=native, encoder_words=words) as url,
+        ):
+            answers.append([answer.token_ids for answer in await ask_all(url, cases, TOKENS)])
+        assert "embeddings are stored in 8 bits" in (folder / "encoder.log").read_text()
+    assert answers[0] == answers[1]
+    assert len({token for answer in answers[0] for token in answer}) > 10

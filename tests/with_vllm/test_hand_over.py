@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 TOKENS, LONG = 40, 120
 #: As on a GPU: a CPU's blocks of 128 tokens would be longer than most prompts here.
 BLOCKS = ("--block-size", "32")
+ROLES = ("prefill", "decode")
 COUNTER = "vllm:prompt_tokens_by_source_total"
 
 
@@ -41,10 +42,10 @@ def door(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     store.start()
     extra = {"store": store.url, "namespace": namespace_of(checkpoint), "wait_seconds": 2}
     servers = [
-        VllmServer(checkpoint, folder / f"vllm-{n}.log", "ec_consumer", extra, (*WORDS, *BLOCKS), nixl=True)
-        for n in range(2)
+        VllmServer(checkpoint, folder / f"{role}.log", "ec_consumer", extra, (*WORDS, *BLOCKS), nixl=role)
+        for role in ROLES
     ]
-    words = [("--role", role, "--kv-connector", "nixl") for role in ("prefill", "decode")]
+    words = [("--role", role, "--kv-connector", "nixl") for role in ROLES]
     door = FrontDoor(
         checkpoint, store, servers, folder, pd_words=words, proxy_words=("--prefill-threshold", "0")
     )
@@ -73,6 +74,11 @@ def read(door: FrontDoor) -> float:
     )
 
 
+def logs(door: FrontDoor) -> list[str]:
+    """Lines of both servers."""
+    return [line for server in door.servers for line in server.log.read_text().splitlines()]
+
+
 async def test_36_requests_at_once_are_handed_over_and_equal_generate(door, checkpoint, seed):
     cases = mixed_cases(36, seed=seed, sizes=((256, 256), (160, 256)))
     reference = await asyncio.to_thread(expected, checkpoint, cases, TOKENS)
@@ -84,6 +90,7 @@ async def test_36_requests_at_once_are_handed_over_and_equal_generate(door, chec
     assert [answer.token_ids for answer in with_logprobs] == [answer.token_ids for answer in answers[:4]]
     assert read(door) - before > prompts / 4, "the receiver's own counter"
     assert door.total("proxy", "triptych_resumes_total") == 0
+    assert not any("deprecated" in line and "kv_role" in line for line in logs(door))
 
 
 async def test_a_prefill_server_that_dies_loses_nothing_and_hands_over_again_when_it_is_back(

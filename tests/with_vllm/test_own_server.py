@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from support.data.adapters import write_adapter
 from support.vllm_engine.server import HOME, vllm_environment
 from triptych.base.config import PDConfig
 from triptych.base.errors import ConfigError
@@ -55,3 +56,26 @@ async def test_it_takes_what_its_memory_holds_and_says_so(long_checkpoint, monke
             load_front_model(replace(served, max_model_len=TOKENS), longest)
         assert await proven_tickets(served, engine, TOKEN) is not None
         assert await proven_tickets(served, engine, "u" * 32) is None
+
+
+async def test_it_has_the_adapters_and_the_drafts_that_it_is_given(checkpoint, tmp_path, monkeypatch):
+    for name, value in vllm_environment().items():
+        monkeypatch.setenv(name, value)
+    adapter = write_adapter(checkpoint, tmp_path / "sql", 1)
+    config = PDConfig(
+        model=str(checkpoint),
+        store="redis://127.0.0.1:1/0",
+        engine="vllm",
+        dtype="float32",
+        max_model_len=2048,
+        lora_modules=f"sql={adapter}",
+        speculative_config='{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}',
+    )
+    program = str(HOME / "venv" / "bin" / "vllm")
+    async with (
+        asyncio.timeout(500),
+        own_server(with_dtype(config), program, asyncio.Event(), TOKEN) as served,
+        connected(served, asyncio.Event()) as engine,
+    ):
+        assert engine is not None
+        assert (engine.info.adapters, engine.info.speculates) == (("sql",), True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-#: How tenants share it. `turns`: what waits is served by least service between them, by arrival inside one.
+#: How tenants share it. `turns`: what waits is served by least service between them, in its own order inside.
 #: `share`: one tenant has at most a part of it. `proxy`: proxies hold work back by turns between keys, and
 #: the worker takes what comes. `order`: by arrival, whoever asks.
 Sharing = Literal["turns", "share", "proxy", "order"]

@@ -25,6 +25,15 @@ def tower_of(namespace: str) -> str:
     return namespace[:_TOWER_CHARACTERS]
 
 
+def stored_as(namespace: str, dtype: str) -> str:
+    """The namespace, or model key, of the same rows stored as `dtype`; its tower is that of the tower."""
+    tower, whole = (
+        framed_digest((("domain", b"triptych.stored_as"), ("dtype", dtype.encode()), ("rows", rows.encode())))
+        for rows in (tower_of(namespace), namespace)
+    )
+    return tower_of(tower) + whole[_TOWER_CHARACTERS:]
+
+
 def framed_digest(fields: Iterable[tuple[str, bytes | memoryview]]) -> str:
     """blake3-256 in hex over (tag, value) fields, each framed by its lengths: no boundary can shift."""
     digest = blake3()
@@ -84,17 +93,16 @@ def check_mm_hash(value: str) -> str:
     return value
 
 
-def prefix_root(model_key: str, salt: str) -> bytes:
-    """The root of a KV prefix chain: tenants and models share no blocks."""
-    return bytes.fromhex(
-        framed_digest(
-            (
-                ("domain", b"triptych.prefix.v1"),
-                ("model_key", model_key.encode()),
-                ("salt", salt.encode()),
-            )
-        )
-    )
+def prefix_root(model_key: str, salt: str, adapter: str = "") -> bytes:
+    """The root of a KV prefix chain: tenants, models and adapters (by their keys) share no blocks."""
+    fields = [
+        ("domain", b"triptych.prefix.v1"),
+        ("model_key", model_key.encode()),
+        ("salt", salt.encode()),
+    ]
+    if adapter:
+        fields.append(("adapter", adapter.encode()))
+    return bytes.fromhex(framed_digest(fields))
 
 
 def tenant_digest(tenant: str) -> str:

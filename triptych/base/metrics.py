@@ -247,6 +247,9 @@ class ProxyMetrics(_Metrics):
     """The metrics of one proxy."""
 
     requests = _counter("triptych_requests", "requests ended, refused ones too", "status", "route")
+    adapter_requests = _counter(
+        "triptych_adapter_requests", "calls ended that named a LoRA adapter", "model", "adapter", "status"
+    )
     refusals = _counter("triptych_refusals", "requests refused for their API key", "reason")
     in_flight = _gauge("triptych_requests_in_flight", "requests that have not ended")
     in_flight_limit = _gauge(

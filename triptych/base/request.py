@@ -24,9 +24,12 @@ MAX_TEXT = 8 << 20
 MAX_TOKEN_IDS = 1 << 18
 #: No vocabulary's token is longer, so that a longer text is too long before it is tokenised.
 MAX_CHARS_PER_TOKEN = 128
+#: Bytes of the vectors of a query's tokens with which a document's are compared, and of those of one prompt.
+MAX_QUERY_VECTORS = 1 << 20
+MAX_TOKEN_VECTORS = 16 << 20
 #: Bytes of a Submit without its items: characters have up to four bytes, and what is no text has a share of
 #: the rest.
-MAX_SUBMIT = 4 * MAX_TEXT + (1 << 20)
+MAX_SUBMIT = 4 * MAX_TEXT + MAX_QUERY_VECTORS + (1 << 20)
 #: Characters of the texts of all pairs to be scored, a query counted with each of its documents.
 MAX_PAIRS_TEXT = 8 * MAX_TEXT
 #: Characters of what names a model, a user, a schema or a file, and of what describes a schema.

@@ -40,7 +40,7 @@ class SourceTickets:
 
     def entry(self, plan: ItemPlan, source: EmbeddingSource, attempt: str) -> JsonObject:
         """The entry of `ec_transfer_params` for one item."""
-        fields = {"plan": asdict(plan), "source": asdict(source), "attempt": attempt}
+        fields = {"plan": _plan_fields(plan), "source": asdict(source), "attempt": attempt}
         return {"namespace": plan.namespace, **fields, "proof": _mac(self._keys[0], "source", fields)}
 
     def read(self, mm_hash: str, entry: object, request_id: str) -> tuple[ItemPlan, EmbeddingSource] | None:
@@ -49,7 +49,11 @@ class SourceTickets:
             ticket = msgspec.convert(entry, Ticket)
         except msgspec.ValidationError:
             return None
-        fields = {"plan": asdict(ticket.plan), "source": asdict(ticket.source), "attempt": ticket.attempt}
+        fields = {
+            "plan": _plan_fields(ticket.plan),
+            "source": asdict(ticket.source),
+            "attempt": ticket.attempt,
+        }
         # vLLM puts words of its own before and after the id that a call has.
         ours = len(ticket.attempt) >= 32 and ticket.attempt in request_id
         right = ours and ticket.plan.mm_hash == mm_hash and self._signed("source", fields, ticket.proof)
@@ -79,6 +83,12 @@ class SourceTickets:
     def _signed(self, kind: str, fields: JsonObject, proof: str) -> bool:
         given = proof.encode(errors="replace")
         return any([hmac.compare_digest(_mac(key, kind, fields).encode(), given) for key in self._keys])
+
+
+def _plan_fields(plan: ItemPlan) -> JsonObject:
+    """As of releases without scales, where it has none: their connectors sign what they know."""
+    fields = asdict(plan)
+    return fields if plan.scales else {name: each for name, each in fields.items() if name != "scales"}
 
 
 def _mac(key: bytes, kind: str, fields: JsonObject) -> str:

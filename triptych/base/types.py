@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -17,8 +17,12 @@ Options = Mapping[str, Any]
 #: tower adds behind the video's. Set by proxies, never by clients.
 SEGMENT = "segment"
 
+#: The dtype of rows that are stored in 8 bits: each with its scales behind it.
+INT8 = "int8"
 #: Bytes of one element, by the dtype names that may cross a process.
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, INT8: 1}
+#: Bytes of one of the scales of a row of int8, a float32.
+SCALE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,8 @@ class ItemPlan:
     are further columns). `length` placeholder tokens stand in the prompt, `runs` as in `Placement`.
     `grid_thw` is the family's patch grid (frames, rows, columns) or, for audio, (first frame, real frames of
     the window, frames of the file); empty where there is none. `layout` is what a model without a family of
-    its own makes the placeholder and its positions from (`triptych.models.generic.layout`).
+    its own makes the placeholder and its positions from (`triptych.models.generic.layout`). Rows of int8 have
+    `scales` scales each; others none.
     """
 
     mm_hash: str
@@ -78,6 +83,12 @@ class ItemPlan:
     runs: tuple[tuple[int, int], ...] | None = None
     grid_thw: tuple[int, ...] = ()
     layout: tuple[int, ...] = ()
+    scales: int = 0
+
+    @property
+    def columns(self) -> int:
+        """Elements of a stored row: `width`, and of int8 the bytes of its scales."""
+        return self.width + SCALE_BYTES * self.scales
 
     @property
     def nbytes(self) -> int:
@@ -85,7 +96,7 @@ class ItemPlan:
 
         Admission, encoder cache and host buffers agree on it to the byte: items whose sum is the limit fit.
         """
-        return self.rows * self.width * DTYPE_BYTES[self.dtype]
+        return self.rows * self.columns * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +110,15 @@ class EmbeddingSource:
     name: str
     socket: str = ""
     address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptKV:
+    """A prompt's KV that a worker's engine keeps for one read: where, in that engine's own words, and up to
+    which moment of `time.monotonic`."""
+
+    params: bytes
+    until: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +256,9 @@ class TimestampTokens:
 
 
 #: What a checkpoint is made for.
-Task = Literal["generate", "embed", "score"]
+Task = Literal["generate", "embed", "score", "token_embed"]
 #: Of a PD worker's registration: its `capacity["task"]` is a place in this list.
-TASKS: tuple[Task, ...] = ("generate", "embed", "score")
+TASKS: tuple[Task, ...] = ("generate", "embed", "score", "token_embed")
 #: Modalities of the items of a prompt, in the order of the bits with which PD workers name theirs.
 ITEMS = ("image", "video", "audio")
 
@@ -266,13 +286,14 @@ class WorkerInfo:
     """A live worker's registration.
 
     `incarnation` is new for every process start; `namespaces` are those an encoder writes, or
-    one of the tower whose rows a PD worker takes (`triptych.base.hashing.tower_of`). `capacity` holds small
-    numbers by name, such as `plan_credit`, `tower_credit` (encoders) or `encoder_cache_bytes` (PD workers);
-    `encoder_decoder` is 1 for models whose items are consumed through
+    one of each tower and form of rows that a PD worker takes (`triptych.base.hashing.tower_of`). `capacity`
+    holds small numbers by name, such as `plan_credit`, `tower_credit` (encoders) or `encoder_cache_bytes` (PD
+    workers); `encoder_decoder` is 1 for models whose items are consumed through
     cross-attention. `modality` is that of the model's items: "image", "audio" or "text". `proof` signs
     all other fields with the internal token (`triptych.base.rpc.channels`); empty where none is in use.
     `kind` names the device: workers of one kind are equally fast; empty where the writer is of an older
-    release.
+    release. `adapters` are the LoRA adapters of a PD worker: by name, the key of each, which like the model
+    key names weights and not a folder.
     """
 
     address: str
@@ -285,11 +306,25 @@ class WorkerInfo:
     modality: str = "image"
     proof: str = ""
     kind: str = ""
+    adapters: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def written(self) -> JsonObject:
+        """The fields as they are stored and signed: releases without adapters read what names none."""
+        fields = asdict(self)
+        if not self.adapters:
+            del fields["adapters"]
+        return fields
 
     @property
     def cost_kind(self) -> str:
         """What costs are learnt for: its kind of device with its model."""
         return f"{self.kind}\n{self.model}"
+
+
+def scales_fit(dtype: str, width: int, scales: int) -> bool:
+    """Whether rows of `width` elements may have so many scales: of int8 one for each equal part of a row."""
+    return width % scales == 0 if dtype == INT8 and scales else dtype != INT8 and not scales
 
 
 def runs_of(mask: Sequence[bool]) -> tuple[tuple[int, int], ...] | None:

@@ -56,15 +56,25 @@ CLASSES = {
 }
 
 
-def class_of(architecture: str) -> VLLMClass:
-    """The class; ConfigError, naming it and the remedy, for one that is not in the table."""
+#: What is known of a class that is tried: its pictures, whose rows are compared in number alone.
+GENERIC = VLLMClass()
+
+
+def class_of(architecture: str, *, generic: bool = False) -> VLLMClass:
+    """The class; ConfigError, naming it and the remedy, for one that is not in the table.
+
+    With `generic` one that is not there is tried: `--engine-class generic`.
+    """
     # vLLM's own name of a class whose head gives a score.
     known = CLASSES.get(architecture.replace("ForSequenceClassification", "ForConditionalGeneration"))
+    if known is None and generic:
+        return GENERIC
     if known is None:
         raise ConfigError(
             f"{architecture} is not served through vLLM: use `triptych pd --engine native` for it, or vLLM "
             f"without TriptychECConnector; through vLLM are served {', '.join(CLASSES)}. Another one is "
-            f'tried with the row `"{architecture}": VLLMClass(),` in triptych/base/vllm_classes.py and '
-            "`make test-vllm` (docs/vllm.md, Another class)"
+            "tried with `--engine-class generic`, or added with the row "
+            f'`"{architecture}": VLLMClass(),` in triptych/base/vllm_classes.py and `make test-vllm` '
+            "(docs/vllm.md, Another class)"
         )
     return known

@@ -98,7 +98,7 @@ CopyPiece = Callable[[np.ndarray, np.ndarray], bool]
 def copy_checked(
     source: np.ndarray, target: np.ndarray, dtype: str, update: Callable[[memoryview], object]
 ) -> bool:
-    """Copies numbers of `dtype`, calls `update` with every piece, and says whether all are finite.
+    """Copies numbers of `dtype`, calls `update` with every piece, and says whether all are finite; int8 are.
 
     Both are contiguous, uint8, and of one length. Runs without the interpreter's lock where `update` does.
     """
@@ -106,12 +106,19 @@ def copy_checked(
         raise ValueError(f"{source.dtype} {source.shape} cannot be copied into {target.dtype} {target.shape}")
     library, finite = kernel_library(), True
     stream = len(source) > _STREAMED_BYTES
-    copy = _by_numpy(dtype) if library is None else _by_kernel(library, dtype, stream=stream)
+    copy: CopyPiece = _integers
+    if dtype in _EXPONENTS:
+        copy = _by_numpy(dtype) if library is None else _by_kernel(library, dtype, stream=stream)
     for start in range(0, len(source), _PIECE_BYTES):
         piece = source[start : start + _PIECE_BYTES]
         finite &= copy(piece, target[start : start + _PIECE_BYTES])
         update(piece.data)
     return finite
+
+
+def _integers(source: np.ndarray, target: np.ndarray) -> bool:
+    np.copyto(target, source)
+    return True
 
 
 def _by_kernel(library: ctypes.CDLL, dtype: str, *, stream: bool) -> CopyPiece:

@@ -95,6 +95,11 @@ class CrossGeometry:
     max_rows: int | None = None
 
 
+def row_parts(geometry: DecoderGeometry, cross: CrossGeometry | None) -> int:
+    """Equal parts of an embedding's row: itself, and its deepstack levels."""
+    return 1 + geometry.deepstack_levels if cross is None else 1
+
+
 def row_width(geometry: DecoderGeometry, cross: CrossGeometry | None) -> int:
     """Columns of an embedding's row, those of deepstack levels included."""
-    return geometry.hidden_size * (1 + geometry.deepstack_levels) if cross is None else cross.width
+    return geometry.hidden_size * row_parts(geometry, cross) if cross is None else cross.width

@@ -13,7 +13,7 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import msgspec
 
@@ -180,7 +180,7 @@ def _value(info: WorkerInfo) -> bytes:
 
 
 def _pack(info: WorkerInfo) -> bytes:
-    return msgspec.msgpack.encode(asdict(info))
+    return msgspec.msgpack.encode(info.written)
 
 
 def _unpack(raw: bytes) -> WorkerInfo | None:

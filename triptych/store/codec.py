@@ -32,7 +32,7 @@ import msgpack
 import xxhash
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.types import DTYPE_BYTES, ItemPlan, JsonObject
+from triptych.base.types import DTYPE_BYTES, SCALE_BYTES, ItemPlan, JsonObject, scales_fit
 
 MAGIC = b"3EC\x93"
 LAYOUT_VERSION = 1
@@ -68,8 +68,8 @@ _FIELDS = frozenset(
         "grid",
     )
 )
-#: Only in the plans that have one, so that values of all others stay as they were.
-_LAYOUT = "layout"
+#: Only in the plans that have them, so that values of all others stay as they were.
+_LAYOUT, _SCALES = "layout", "scales"
 _MAX_COUNT = 1 << 40
 
 Buffer = bytes | bytearray | memoryview
@@ -280,6 +280,8 @@ def _pack_header(plan: ItemPlan) -> bytes:
     }
     if plan.layout:
         fields[_LAYOUT] = plan.layout
+    if plan.scales:
+        fields[_SCALES] = plan.scales
     damage = _check(fields)
     if damage is not None:
         raise InvalidRequest(f"the item's plan cannot be stored: {damage.reason}", param="plan")
@@ -295,11 +297,11 @@ def _plan_of(header: bytes) -> ItemPlan | Damage:
             max_bin_len=0,
             max_ext_len=0,
             max_array_len=2048,
-            max_map_len=len(_FIELDS) + 1,
+            max_map_len=len(_FIELDS) + 2,
         )
     except (ValueError, msgpack.UnpackException):
         return Damage("the header is no msgpack of ours")
-    if not isinstance(fields, dict) or fields.keys() - {_LAYOUT} != _FIELDS:
+    if not isinstance(fields, dict) or fields.keys() - {_LAYOUT, _SCALES} != _FIELDS:
         return Damage("the header's fields are not those of this layout")
     damage = _check(fields)
     if damage is not None:
@@ -316,6 +318,7 @@ def _plan_of(header: bytes) -> ItemPlan | Damage:
         runs=None if flat is None else tuple(zip(flat[::2], flat[1::2], strict=True)),
         grid_thw=tuple(fields["grid"]),
         layout=tuple(fields.get(_LAYOUT, ())),
+        scales=fields.get(_SCALES, 0),
     )
 
 
@@ -325,14 +328,18 @@ def _check(fields: JsonObject) -> Damage | None:
         return Damage("a name is no text")
     if fields["dtype"] not in DTYPE_BYTES:
         return Damage("an unknown dtype")
-    if not all(_is_count(fields[name]) for name in ("nbytes", "rows", "width", "length")):
+    scales = fields.get(_SCALES, 0)
+    if not all(map(_is_count, (scales, *(fields[name] for name in ("nbytes", "rows", "width", "length"))))):
         return Damage("a size is no count")
     if not all(_are_counts(counts) for counts in (fields["shape"], fields["grid"], fields.get(_LAYOUT, ()))):
         return Damage("a shape, grid or layout is no list of counts")
     shape: Sequence[int] = fields["shape"]
     if len(shape) > MAX_NDIM:
         return Damage(f"{len(shape)} dimensions, at most {MAX_NDIM}")
-    if prod(shape) * DTYPE_BYTES[fields["dtype"]] != fields["nbytes"]:
+    if not scales_fit(fields["dtype"], fields["width"], scales):
+        return Damage("scales that do not fit the dtype and the width")
+    of_scales = fields["rows"] * scales * SCALE_BYTES
+    if prod(shape) * DTYPE_BYTES[fields["dtype"]] + of_scales != fields["nbytes"]:
         return Damage("nbytes is not the product of the shape")
     if tuple(shape) != (fields["rows"], fields["width"]):
         return Damage("the shape is not rows x width")

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from triptych.base.errors import RequestError
 from triptych.ec_connector.base import ECConnectorOutput, Presence
 from triptych.pd_worker.core import request_events
-from triptych.pd_worker.core.admission import order_of
+from triptych.pd_worker.core.admission import own_order_of
 from triptych.pd_worker.core.chunks import OverlapPrefill
 from triptych.pd_worker.core.encoder_cache import Residency
 from triptych.pd_worker.core.items.item import ItemStatus
@@ -169,7 +169,7 @@ class ItemStage:
         most = max(here, key=lambda tenant: here[tenant], default=None)
         if most is None or here[most] <= self.turns.running(state.tenant) + 1:
             return None
-        return max(able[most], key=order_of)
+        return max(able[most], key=own_order_of)
 
     def _load(self, state: RequestState, now: float) -> list[RequestEvent]:
         prefix, num_computed = self.known_prefix(state)

@@ -31,6 +31,8 @@ class EngineCall:
     tickets: Mapping[str, JsonObject] = field(default_factory=dict)
     #: What vLLM's KV connector is given.
     kv_transfer_params: JsonObject | None = None
+    #: The adapter's name in vLLM; empty: the model alone.
+    adapter: str = ""
 
     @property
     def by_modality(self) -> dict[str, list[MMFeature]]:
@@ -112,6 +114,8 @@ def body_of(call: EngineCall) -> JsonObject:
         body["ec_transfer_params"] = call.ec_transfer_params
     if call.attempt:
         body["request_id"] = call.attempt
+    if call.adapter:
+        body["model"] = call.adapter
     if call.kv_transfer_params is not None:
         body["kv_transfer_params"] = call.kv_transfer_params
     return body

@@ -31,6 +31,7 @@ from triptych.pd_worker.vllm.http.replies import (
     EngineUnreachable,
     ModelList,
     PooledAnswer,
+    RenderedPrompt,
     ServerVersion,
     StreamChunk,
     StreamEvent,
@@ -71,15 +72,22 @@ class EventParser:
 GENERATE = "/inference/v1/generate"
 #: Tokens or a conversation in, a vector or a score out: there with `vllm serve --runner pooling`.
 POOL = "/pooling"
+#: A conversation in, its tokens and items out: there with `vllm serve --enable-scale-out`, too.
+RENDER = "/v1/chat/completions/render"
 CONNECT_SECONDS = 5.0
 #: For answers that vLLM makes without its engine.
 ANSWER_SECONDS = 5.0
 #: For the step by which a connector answers.
 PROOF_SECONDS = 30.0
 MAX_REPLY_BYTES = 1 << 20
+#: For a picture by vLLM's processor, which is loaded for it; its tensors come back with it.
+RENDER_SECONDS = 120.0
+MAX_RENDERED_BYTES = 256 << 20
 MAX_METRICS_BYTES = 16 << 20
 #: What the engine's steps increase, in vLLM's metrics.
 _STEPS = b"vllm:iteration_tokens_total_count"
+#: There with speculative decoding alone.
+_DRAFTS = b"vllm:spec_decode_num_drafts"
 _KV_USAGE = re.compile(rb"^vllm:kv_cache_usage_perc(?:\{.*\})? ([0-9.]+(?:e[+-]?[0-9]+)?)\s*$", re.MULTILINE)
 #: In the refusal of a request of more sequences than that.
 _MOST_SEQUENCES = re.compile(r"max_num_seqs \((\d{1,9})\)")
@@ -96,6 +104,10 @@ class EngineInfo:
     max_model_len: int
     #: Requests that its engines compute at once, all together; 0 where it does not say.
     max_num_seqs: int = 0
+    #: Names of its LoRA adapters.
+    adapters: tuple[str, ...] = ()
+    #: Whether it decodes speculatively; False where it keeps no metrics.
+    speculates: bool = False
 
 
 class VLLMClient:
@@ -131,7 +143,16 @@ class VLLMClient:
             raise EngineGarbage("the server names no model")
         first = models.data[0]
         length, places = first.max_model_len or 0, 0 if self.pools else await self._places()
-        return EngineInfo(version.version, first.id, first.root or first.id, length, places)
+        adapters = tuple(card.id for card in models.data if card.parent)
+        speculates = not self.pools and await self._speculates()
+        root = first.root or first.id
+        return EngineInfo(version.version, first.id, root, length, places, adapters, speculates)
+
+    async def _speculates(self) -> bool:
+        try:
+            return _DRAFTS in await self.metrics()
+        except EngineError:
+            return False
 
     async def _places(self) -> int:
         """Requests that the server computes at once; 0 where it does not say. This computes nothing."""
@@ -181,6 +202,11 @@ class VLLMClient:
         raw = await self._answer("POST", GENERATE, PROOF_SECONDS, MAX_REPLY_BYTES, question_body(question))
         params = decode(raw, ConnectorAnswer).ec_transfer_params
         return tickets.proven(question, params, encrypted=encrypted)
+
+    async def render(self, body: JsonObject) -> RenderedPrompt:
+        """A conversation as the server would compute it, by its own processor."""
+        raw = await self._answer("POST", RENDER, RENDER_SECONDS, MAX_RENDERED_BYTES, body)
+        return decode(raw, RenderedPrompt)
 
     async def pool(self, body: JsonObject) -> PooledAnswer:
         """What one prompt is pooled to. Cancelling this ends the request in vLLM, too."""

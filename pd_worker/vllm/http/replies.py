@@ -137,6 +137,27 @@ class PooledAnswer(msgspec.Struct):
     usage: PooledCount
 
 
+class PlaceholderRange(msgspec.Struct):
+    offset: int
+    length: int
+
+
+class RenderedItems(msgspec.Struct):
+    mm_placeholders: dict[str, list[PlaceholderRange]]
+
+
+class RenderedPrompt(msgspec.Struct):
+    """A conversation as vLLM would compute it."""
+
+    token_ids: list[int]
+    features: RenderedItems | None = None
+
+    def places(self, modality: str) -> list[tuple[int, int]]:
+        """Offset and length of each item's tokens."""
+        known = self.features.mm_placeholders if self.features is not None else {}
+        return [(place.offset, place.length) for place in known.get(modality, [])]
+
+
 def check_tokens(chunk: StreamChunk, vocab_size: int) -> None:
     """EngineGarbage for token ids that the model lacks, or log-probabilities that are not theirs."""
     for choice in chunk.choices:
@@ -168,6 +189,8 @@ class StreamEvent(StreamChunk):
 class ModelCard(msgspec.Struct):
     id: str
     root: str | None = None
+    #: Of a LoRA adapter, the model that it is of.
+    parent: str | None = None
     max_model_len: int | None = None
 
 

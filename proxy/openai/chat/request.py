@@ -251,6 +251,7 @@ def call_of(
         cache_salt=check_salt(body.cache_salt or ""),
         processor_options=check_options(body.mm_processor_kwargs or {}),
         n=body.n or 1,
+        priority=body.priority or 0,
         template=template_options(
             messages[-1],
             tools=tools.tools,

@@ -294,6 +294,7 @@ def parse_completion(
         cache_salt=check_salt(body.cache_salt or ""),
         processor_options=_processor_options(body, encoder),
         n=n,
+        priority=body.priority or 0,
         prompt=prompts[0],
         prompt_param="decoder_prompt" if body.decoder_prompt is not None else "prompt",
         encoder=encoder,

@@ -39,13 +39,9 @@ from triptych.base.types import (
     TopK,
     TopP,
 )
+from triptych.proxy.call.output_formats import ResponseFormat, format_of
 from triptych.proxy.call.tools import ToolBody
-from triptych.proxy.call.validation import (
-    ResponseFormat,
-    check_sampling,
-    format_of,
-    seed_of,
-)
+from triptych.proxy.call.validation import check_sampling, seed_of
 
 _ADVICE = {
     "functions": "send tools",
@@ -130,6 +126,10 @@ def late(kind: Any) -> Meta:
 
 
 CacheSalt = Annotated[str, Meta(extra_json_schema={"maxLength": MAX_SALT})]
+Priority = Annotated[
+    Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None,
+    Meta(description="Among the key's own requests the lower one goes first; 0 by default."),
+]
 _Biases = Annotated[
     dict[str, LogitBias],
     Meta(max_length=MAX_BIASES, extra_json_schema={"propertyNames": {"pattern": "^[0-9]{1,9}$"}}),
@@ -197,6 +197,7 @@ class SamplingBody(UnservedBody, kw_only=True):
     ignore_eos: Annotated[
         bool | None, Meta(description="Go on past the end-of-sequence token, up to max_tokens.")
     ] = None
+    priority: Priority = None
     thinking_token_budget: Annotated[
         MinTokens | None, Meta(description="Largest number of reasoning tokens, of models that reason.")
     ] = None

@@ -20,8 +20,9 @@ from triptych.base.types import (
     TopP,
 )
 from triptych.proxy.call.chat import ChatCall
+from triptych.proxy.call.output_formats import NamedSchema, SchemaFormat
 from triptych.proxy.call.tools import FunctionChoice, FunctionName, ToolChoice
-from triptych.proxy.call.validation import NamedSchema, SchemaFormat, check_parts
+from triptych.proxy.call.validation import check_parts
 from triptych.proxy.http.json_body import decode_body
 from triptych.proxy.openai.chat.request import (
     ChatBody,
@@ -117,6 +118,7 @@ class ToolDefinition(msgspec.Struct):
     input_schema: dict[str, object]
     description: str = ""
     type: Literal["custom"] = "custom"
+    strict: bool | None = None
 
 
 class ToolChoiceBody(msgspec.Struct):
@@ -340,11 +342,10 @@ def _conversation(body: CountTokensBody) -> AnthropicConversation:
 
 
 def _tool(tool: ToolDefinition) -> dict[str, object]:
-    described = {"description": tool.description} if tool.description else {}
-    return {
-        "type": "function",
-        "function": {"name": tool.name, **described, "parameters": tool.input_schema},
-    }
+    said: dict[str, object] = {"description": tool.description} if tool.description else {}
+    if tool.strict is not None:
+        said["strict"] = tool.strict
+    return {"type": "function", "function": {"name": tool.name, **said, "parameters": tool.input_schema}}
 
 
 def _tool_choice(choice: ToolChoiceBody | None) -> ToolChoice:

@@ -15,6 +15,13 @@ from triptych.base.types import (
     OutputTokens,
 )
 from triptych.proxy.call.chat import ChatCall
+from triptych.proxy.call.output_formats import (
+    NamedSchema,
+    ObjectFormat,
+    ResponseFormat,
+    SchemaFormat,
+    TextFormat,
+)
 from triptych.proxy.call.tools import (
     AllowedChoice,
     AllowedTools,
@@ -23,14 +30,7 @@ from triptych.proxy.call.tools import (
     FunctionName,
     ToolChoice,
 )
-from triptych.proxy.call.validation import (
-    NamedSchema,
-    ObjectFormat,
-    ResponseFormat,
-    SchemaFormat,
-    TextFormat,
-    check_parts,
-)
+from triptych.proxy.call.validation import check_parts
 from triptych.proxy.http.json_body import convert_field, decode_body
 from triptych.proxy.openai.chat.request import (
     ChatBody,

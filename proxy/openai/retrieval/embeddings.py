@@ -23,6 +23,7 @@ from triptych.proxy.openai.completions.request import Prompts, raw_prompts
 from triptych.proxy.openai.fields.sampling import (
     ContinueFinal,
     ModelName,
+    Priority,
     ProcessorOptions,
     Salt,
     TemplateVariables,
@@ -39,6 +40,7 @@ class PooledBody(msgspec.Struct, kw_only=True):
     model: ModelName = None
     mm_processor_kwargs: ProcessorOptions = None
     cache_salt: Salt = None
+    priority: Priority = None
     user: Annotated[str | None, Meta(description="Ignored.")] = None
     truncate_prompt_tokens: object = None
     prompt_embeds: object = None
@@ -120,6 +122,7 @@ def parse_embeddings(raw: bytes, request_id: str, *, max_images: int, timeout: f
             chat_template_kwargs=body.chat_template_kwargs,
             mm_processor_kwargs=body.mm_processor_kwargs,
             cache_salt=body.cache_salt,
+            priority=body.priority,
         )
         call, _ = call_of(chat, request_id, max_images=max_images, timeout=timeout)
         calls = [replace(call, pooling=pooling, whole=True)]
@@ -133,8 +136,8 @@ def parse_embeddings(raw: bytes, request_id: str, *, max_images: int, timeout: f
 
 def first_call(body: PooledBody, request_id: str, timeout: float, pooling: PoolingOptions) -> ChatCall:
     """A call with the fields that all have, and no prompt yet."""
-    options = body.mm_processor_kwargs or {}
-    return pooled_call(request_id, body.model or "", timeout, pooling, body.cache_salt or "", options)
+    options, salt, priority = body.mm_processor_kwargs or {}, body.cache_salt or "", body.priority or 0
+    return pooled_call(request_id, body.model or "", timeout, pooling, salt, options, priority)
 
 
 def list_head(reply_id: str, model: str) -> dict[str, object]:

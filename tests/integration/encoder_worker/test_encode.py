@@ -13,13 +13,16 @@ import pytest
 import torch
 from grpc import aio
 
+from support.data.checkpoints import build_checkpoint
 from support.data.pictures import picture
 from support.engine.encoder_bench import Bench, Job, bench, png, stored_rows
 from support.waiting import within
 from triptych.base.types import WorkerInfo
+from triptych.ec_connector.int8_rows import packed
 from triptych.encoder_worker import server as server_module
 from triptych.encoder_worker.media.formats import decode_image
 from triptych.encoder_worker.service import warn_of_mismatch
+from triptych.protos.convert import plan_from_proto
 from triptych.registry.registry import Registry
 from triptych.store import keys
 from triptych.store.control import StoreUnavailable
@@ -55,6 +58,21 @@ async def test_stored_rows_are_what_the_encoder_side_puts_out(b, store, encoder)
     assert torch.equal(rows, expected)
     assert (plan.rows, plan.length, plan.grid_thw) == (prepared.rows, prepared.length, prepared.grid_thw)
     await at_rest(b, store)
+
+
+async def test_rows_in_8_bits_take_a_quarter_of_float32(open_bench, store, encoder):
+    path = str(build_checkpoint("qwen3_vl"))
+    async with open_bench(model=path, ec_store_rows="int8") as b:
+        job = await Job(b, media(1, 96, 64)).planned()
+        ready = (await job.finished()).ready
+        plan, rows = await stored_rows(store, job)
+        assert plan_from_proto(ready.plan) == plan and plan.dtype == "int8" and plan.scales > 1
+        prepared = encoder.preprocess(decode_image(job.media, max_pixels=10**6), {})
+        with torch.inference_mode():
+            [expected] = encoder.encode([prepared])
+        assert torch.equal(rows, packed(expected, plan.scales))
+        assert plan.nbytes == expected.numel() + 4 * plan.scales * plan.rows
+        assert b.metric("triptych_ec_save_bytes_total") == plan.nbytes
 
 
 async def test_jobs_of_several_requests_share_a_batch(open_bench, store, encoder):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -13,19 +15,32 @@ from unittest import mock
 
 import pytest
 import torch
+import transformers
 from click.testing import CliRunner
 
 from support.zoo.cases import Case
 from support.zoo.checkpoint import checkpoint
-from support.zoo.engine import Served
 from support.zoo.models import RECIPES
 from support.zoo.recipe import VOCAB_SIZE
-from support.zoo.status import ABSENT, REFUSED_CLASSES, REFUSED_RECIPES, SERVED, installed_classes, table
+from support.zoo.status import (
+    ABSENT,
+    NOT_RUN,
+    OWN_PROCESSOR_REFUSED,
+    SERVED,
+    WITHOUT_RECIPE,
+    installed_classes,
+    table,
+)
 from triptych.apps.cli.app import app
 from triptych.base.config import EncoderConfig, PDConfig
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.encoder_worker.loading import load_tower
+from triptych.models.checkpoint.architectures import check_architecture
+from triptych.models.checkpoint.config import load_config
+from triptych.models.checkpoint.folder import read_config
 from triptych.models.generic import decoder, encoder
+from triptych.models.generic.examine import examine
+from triptych.models.registry import GenericFamily, family_of
 from triptych.pd_worker.native import load_model
 
 pytestmark = pytest.mark.timeout(120)
@@ -75,14 +90,41 @@ def test_a_batch_of_pictures_has_the_rows_of_each_alone(case: Case) -> None:
         torch.testing.assert_close(rows, encoder.encode([item])[0], atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", [name for name in REFUSED_RECIPES if name in RECIPES])
-def test_what_cannot_be_served_is_refused_by_name(name: str) -> None:
-    with pytest.raises(ConfigError, match=REFUSED_RECIPES[name].says):
-        Served.open(name)
+def config_of(name: str) -> Any:
+    """A class's config: its recipe's, or the default one."""
+    cls = getattr(transformers, name)
+    recipe = next((recipe for recipe in RECIPES.values() if recipe.architecture == name), None)
+    return cls.config_class(**copy.deepcopy(recipe.config if recipe else {}), architectures=[name])
+
+
+def test_what_the_examination_refuses_is_refused_by_its_name_before_the_first_process(tmp_path: Path) -> None:
+    """By the same class names, and only those; `NOT_RUN` are no models of a published checkpoint's config."""
+    examined, named = {}, {}
+    for name in sorted(set(installed_classes()) - set(NOT_RUN)):
+        folder = tmp_path / name
+        config_of(name).save_pretrained(folder)
+        try:
+            if isinstance(family_of(folder), GenericFamily):
+                examine(load_config(folder))
+        except ConfigError as error:
+            examined[name] = str(error)
+        try:
+            check_architecture(folder, read_config(folder))
+        except ConfigError as error:
+            named[name] = str(error)
+    assert len(examined) >= 25
+    # What the examination of a processor refuses, not of a class: `test_own_processors.py`.
+    rewriting = set(OWN_PROCESSOR_REFUSED) & set(installed_classes())
+    assert set(named) - rewriting == set(examined), {
+        name: examined.get(name, "taken") for name in (set(named) ^ set(examined)) - rewriting
+    }
+    assert rewriting <= set(named)
+    for name, said in named.items():
+        assert re.search(rf"{name} (cannot be served \(.+\)|takes text alone): .*(vLLM|SGLang|install)", said)
 
 
 def test_every_class_of_the_installed_transformers_has_a_recipe_or_a_refusal() -> None:
-    known = {recipe.architecture for recipe in RECIPES.values()} | set(REFUSED_CLASSES)
+    known = {recipe.architecture for recipe in RECIPES.values()} | set(WITHOUT_RECIPE)
     assert sorted(set(installed_classes()) - known) == [], "new classes: give each a recipe or a refusal"
     assert not set(ABSENT) & set(installed_classes()), "it is there now: give it a recipe"
 

@@ -6,12 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 
+from support.zoo.cases import Case
+from support.zoo.models import RECIPES
+from triptych.apps.doctor import rows
 from triptych.apps.doctor.finding import CheckResult
 from triptych.apps.doctor.model import check_model
 from triptych.base.config import ClusterConfig, PDConfig
 from triptych.base.errors import ConfigError
+from triptych.pd_worker.frontend.prompt import Prompt as BuiltPrompt
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -59,14 +64,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
             },
         },
     },
-    "HunYuanVL": {
-        "text_config": {
-            "hidden_size": 1024,
-            "head_dim": 128,
-            "num_attention_heads": 16,
-            "rope_parameters": {**_VIDEO_ROPE, "mrope_section": [16, 16, 16, 16]},
-        }
-    },
     "Mistral3": {},
     "InternVL": {},
     "LlavaOnevision": {},
@@ -109,6 +106,30 @@ ARCHITECTURES = {
 }
 
 
+#: A hybrid, spans that attend both ways, further inputs, chunked attention.
+KINDS = ("Qwen3_5", "Gemma3", "Gemma4", "Llama4")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_measures_rows_in_8_bits_reads_prompts_as_transformers_does(kind: str) -> None:
+    name = next(name for name in RECIPES if name.startswith(f"{kind}ForC"))
+    case = Case.open(name, rows.ANSWER_TOKENS)
+    for prompt, reference in zip(case.prompts, case.references, strict=True):
+        if len(prompt.items) != 1:
+            continue
+        features = case.served.features(prompt)
+        (output,) = (case.served._encoded[feature.mm_hash] for feature in features)
+        reader = rows.PromptReader(case.served.decoder, BuiltPrompt(tuple(prompt.token_ids), tuple(features)))
+        with torch.inference_mode():
+            logits = [reader.read(output.data, [])[-1]]
+            logits += [reader.go_on(token)[-1] for token in reference.token_ids[:-1]]
+            torch.testing.assert_close(torch.stack(logits), reference.logits, atol=1e-3, rtol=1e-3)
+            whole = reader.read(output.data, reference.token_ids[:-1])
+            torch.testing.assert_close(whole, reference.logits, atol=1e-3, rtol=1e-3)
+            other = reader.read(output.data / 2, reference.token_ids[:-1])
+            assert float((other - whole).abs().max()) > 1e-3
+
+
 def write_config(folder: Path, family: str) -> Path:
     architecture = ARCHITECTURES.get(family, f"{family}ForConditionalGeneration")
     own = getattr(transformers, f"{family}Config", None)
@@ -139,9 +160,10 @@ def test_a_model_of_published_size_has_sides_and_a_kv_cache(family: str, tmp_pat
 
 
 REFUSED = {
-    "Inkling": "layers of type hybrid_sliding: they are not served yet",
-    "UnlimitedOcr": "layers of type reference_sliding_attention: they are not served yet",
-    "Mllama": "cannot be served",
+    "HunYuanVL": r"\(its processor rewrites the prompt around pictures\): serve it with vLLM",
+    "Inkling": r"\(layers that keep a state or an index of their own\): serve it with vLLM",
+    "UnlimitedOcr": r"\(layers that keep a state or an index of their own\): serve it with vLLM, in its form",
+    "Mllama": r"\(attends to pictures within its layers\): serve it with SGLang",
 }
 
 

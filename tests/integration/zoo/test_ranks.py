@@ -110,7 +110,7 @@ def test_experts_that_are_not_summed_are_noticed() -> None:
 
 
 @_SLOW
-@pytest.mark.parametrize("family", ["Glm4vMoe", "Llama4"])
+@pytest.mark.parametrize("family", ["Glm4vMoe", "Llama4", "Ernie4_5_VLMoe"])
 async def test_two_processes_answer_as_generate_does(family, store_url, store):
     case = Case.open(f"{family}ForConditionalGeneration", 16)
     recipe, path, encoder = case.served.recipe, case.served.path, case.served.encoder

@@ -89,6 +89,7 @@ BODIES: dict[str, list[Any]] = {
     "/v1/embeddings": _with(
         {"input": "hi"}, {"encoding_format": "x"}, {"dimensions": 0}, {"messages": _ROLE}
     ),
+    "/pooling": _with({"input": "hi"}, {"encoding_format": "x"}, {"dimensions": 0}, {"messages": _ROLE}),
     **dict.fromkeys(("/v1/rerank", "/rerank"), _ranked("query", "documents")),
     **dict.fromkeys(("/v1/score", "/score"), _ranked("text_1", "text_2")),
     "/tokenize": [{"prompt": "hi"}, *_CHAT[1:]],

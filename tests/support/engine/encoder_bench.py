@@ -23,6 +23,7 @@ from triptych.base.metrics import EncoderMetrics
 from triptych.base.rpc.channels import MEDIA_FRAME_BYTES, make_channel, make_server
 from triptych.base.tracing.tracer import Tracer
 from triptych.base.types import ItemPlan
+from triptych.ec_connector.connectors.host_buffers import DTYPES
 from triptych.encoder_worker.service import EncoderWorker, WorkerIdentity
 from triptych.models.base import EncoderSide, PreparedItem
 from triptych.protos import encoder_pb2, encoder_pb2_grpc
@@ -235,4 +236,4 @@ async def stored_rows(store: EmbeddingStore, job: Job) -> tuple[ItemPlan, torch.
     loaded = await store.load(plan, lambda nbytes: memoryview(bytearray(nbytes)))
     assert isinstance(loaded, Loaded)
     assert isinstance(loaded.body, memoryview)
-    return plan, torch.frombuffer(loaded.body, dtype=torch.float32).view(plan.rows, plan.width)
+    return plan, torch.frombuffer(loaded.body, dtype=DTYPES[plan.dtype]).view(plan.rows, plan.columns)

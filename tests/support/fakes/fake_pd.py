@@ -391,6 +391,8 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         if pooling is not None:
             scores = pooling.task == pd_pb2.Pooling.TASK_SCORE
             row = (0.75,) if scores else self.vector
+            if pooling.task == pd_pb2.Pooling.TASK_TOKEN_EMBED:
+                row = tuple(self.vector) * len(prompt)
             finished.pooled = struct.pack(f"<{len(row)}f", *row)
         self.emit(held, finished=finished)
         self.requests.pop(submit.request_id, None)

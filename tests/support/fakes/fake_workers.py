@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -14,7 +15,7 @@ from triptych.base.machine.worker_load import WorkerLoad
 from triptych.base.rpc.channels import STORE_SERVICE, listen, make_server
 from triptych.base.rpc.internal_token import InternalToken
 from triptych.base.rpc.tls.certificates import Certificates
-from triptych.base.types import WorkerInfo
+from triptych.base.types import TASKS, Task, WorkerInfo
 from triptych.base.worker_process import HealthServicer
 from triptych.registry.matching import ROLE, ROLES, WHOLE_REQUESTS
 
@@ -89,6 +90,8 @@ class FakeWorker:
     modality = "image"
     #: Whether the model's items are attended to from beside the prompt.
     encoder_decoder = False
+    #: What its model is for, one of TASKS.
+    task: Task = "generate"
     #: Most tokens of a PD worker, announced and kept to; 0: it names none.
     max_model_len = 0
     #: Columns of an embedding's row, announced by either pool; 0: it names none.
@@ -105,6 +108,8 @@ class FakeWorker:
         self.incarnation = 0
         self.model_key = MODEL_KEY
         self.namespace = NAMESPACE
+        #: Keys of its LoRA adapters, by name.
+        self.adapters: dict[str, str] = {}
         self.server: Any = None
         self.health = StallingHealth()
         #: The internal token that it asks for and signs its registration with.
@@ -126,6 +131,7 @@ class FakeWorker:
         capacity = {"plan_credit": 4, "tower_credit": 2} if self.pool == "encoder" else {"max_num_seqs": 64}
         if self.pool == "pd":
             capacity |= {"encoder_decoder": 1} if self.encoder_decoder else {"pools": 1}
+            capacity["task"] = TASKS.index(self.task)
         if self.pool == "pd" and self.max_model_len:
             capacity["max_model_len"] = self.max_model_len
         if self.keeps_items is not None:
@@ -140,6 +146,7 @@ class FakeWorker:
         info = WorkerInfo(
             self.address, self.pool, incarnation, self.model_key, MODEL, namespaces, capacity, self.modality
         )
+        info = replace(info, adapters=self.adapters)
         return InternalToken(self.token).signed(info) if self.token else info
 
     async def start(self) -> None:

@@ -48,9 +48,9 @@ class BareDoor:
         self.parsed += 1
         raise Unavailable("nobody is here")
 
-    def scores_pairs(self, name: str) -> bool:
+    def task(self, name: str) -> str:
         self.resolve_model(name)
-        return False
+        return "embed"
 
     async def chat(self, call: Any, context: Any) -> AsyncIterator[Any]:
         self.resolve_model("")

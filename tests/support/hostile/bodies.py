@@ -13,6 +13,7 @@ from triptych.proxy.call.tools import ToolBody
 from triptych.proxy.openai.completions.request import CompletionBody, Prompts
 from triptych.proxy.openai.responses.request import FlatTool, InputItem, ResponsesBody
 from triptych.proxy.openai.retrieval.embeddings import EmbeddingBody
+from triptych.proxy.openai.retrieval.pooling import PoolingBody
 
 #: What fields hold that are converted after their body, by the body's name; "" is any body's.
 LATE: Mapping[tuple[str, str], Any] = {
@@ -21,6 +22,7 @@ LATE: Mapping[tuple[str, str], Any] = {
     ("", "tools"): list[ToolBody],
     (CompletionBody.__name__, "prompt"): Prompts,
     (EmbeddingBody.__name__, "input"): Prompts,
+    (PoolingBody.__name__, "input"): Prompts,
 }
 FILE = "http://example.com/a"
 #: What stands for a type where the smallest value is not valid, or leaves the part out that is looked at.
@@ -56,6 +58,8 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
         "input": None,
         "messages": [{"role": "user", "content": "x"}],
     },
+    ("PoolingBody", ""): {"input": "x"},
+    ("PoolingBody", "messages"): {"input": None},
     ("TokenizeBody", ""): {"messages": [{"role": "user", "content": "x"}]},
     ("TokenizeBody", "prompt"): {"messages": None},
     ("ChatBody", "tool_choice"): {"tools": [TOOL]},

@@ -190,6 +190,7 @@ BODIES: dict[str, dict[str, Make]] = {
     "/v1/audio/transcriptions": _FORMS,
     "/v1/audio/translations": _FORMS,
     "/v1/embeddings": _inputs("input", {"model": "demo"}),
+    "/pooling": _inputs("input", {"model": "demo"}),
     **dict.fromkeys(("/v1/rerank", "/rerank"), _contents("documents", {"query": "x"})),
     **dict.fromkeys(("/v1/score", "/score"), _contents("text_2", {"text_1": "x"})),
     "/tokenize": {

@@ -108,6 +108,7 @@ CHOICES: Mapping[str, list[Values]] = {
     "encoder.device": [{}, {"encoder": {"device": "cuda"}}],
     "encoder.dataParallel": [{}, {"encoder": {"dataParallel": 2}}],
     "encoder.maxDecodeSeconds": [{}, {"encoder": {"maxDecodeSeconds": 2.5}}],
+    "encoder.storeRows": [{}, {"encoder": {"storeRows": "int8"}}],
     "encoder.replicas": [{}, {"encoder": {"replicas": 4}}],
     "encoder.resources": [
         {},
@@ -132,6 +133,12 @@ CHOICES: Mapping[str, list[Values]] = {
     "pd.linearKernel": [{}, {"pd": {"linearKernel": "onednn"}}],
     "pd.sharePrefixes": [{}, {"pd": {"sharePrefixes": "auto"}}],
     "pd.kvConnector": [{}, {**VLLM, "pd": _ENGINE | {"vllm": _SERVER | {"kvConnector": "nixl"}}}],
+    "pd.engineClass": [{}, {**VLLM, "pd": _ENGINE | {"vllm": _SERVER | {"engineClass": "generic"}}}],
+    "pd.loraModules": [{}, {**VLLM, "pd": _ENGINE | {"vllm": _SERVER | {"loraModules": {"sql": "a/sql"}}}}],
+    "pd.speculativeConfig": [
+        {},
+        {**VLLM, "pd": _ENGINE | {"vllm": _SERVER | {"speculativeConfig": {"a": 1}}}},
+    ],
     "pd.role": [{}, {"pdPools": [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]}],
     "pd.resources": [
         {},

@@ -22,6 +22,7 @@ from triptych.proxy.openai.fields.sampling import LATE, LATE_KEY
 from triptych.proxy.openai.messages.endpoint import CountTokensEndpoint, MessagesEndpoint
 from triptych.proxy.openai.responses.endpoint import ResponsesEndpoint
 from triptych.proxy.openai.retrieval.embeddings import EmbeddingsEndpoint
+from triptych.proxy.openai.retrieval.pooling import PoolingEndpoint
 from triptych.proxy.openai.retrieval.ranking import RerankEndpoint, ScoreEndpoint
 from triptych.proxy.openai.tokenize import DetokenizeEndpoint, TokenizeEndpoint
 
@@ -156,6 +157,16 @@ OPERATIONS = (
         EmbeddingsEndpoint,
         replies.EmbeddingsReply,
         examples={"texts": {"input": ["A harbour", "A river"]}, "picture": {"messages": _LOOK}},
+    ),
+    _post(
+        "/pooling",
+        "A vector for each token of texts, token ids or pictures, by a late-interaction model",
+        PoolingEndpoint,
+        replies.PoolingReply,
+        examples={
+            "texts": {"input": ["A harbour", "A river"]},
+            "query": {"messages": [{"role": "query", "content": "Where do ships land?"}]},
+        },
     ),
     *(
         _post(

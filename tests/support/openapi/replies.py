@@ -197,6 +197,21 @@ class EmbeddingsReply(msgspec.Struct):
     usage: PooledUsage
 
 
+class TokenVectors(msgspec.Struct):
+    object: Literal["pooling"]
+    index: int
+    data: list[list[float]] | str
+
+
+class PoolingReply(msgspec.Struct):
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[TokenVectors]
+    usage: PooledUsage
+
+
 class RankedReply(msgspec.Struct):
     index: int
     relevance_score: float
@@ -243,7 +258,7 @@ class ModelReply(msgspec.Struct):
     created: int
     owned_by: str
     root: str
-    parent: None
+    parent: str | None
     max_model_len: int | None
     input_modalities: list[str]
     type: Literal["model"]

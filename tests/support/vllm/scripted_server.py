@@ -147,6 +147,10 @@ class ScriptedServer:
         #: Requests that it computes at once; 0: it does not say.
         self.max_num_seqs = 256
         self.key = ""
+        #: Whether its metrics count drafts.
+        self.speculates = False
+        #: Names of its LoRA adapters.
+        self.adapters: tuple[str, ...] = ()
         #: What its connector has of the cluster: the token, and whether certificates.
         self.token, self.encrypted = "", False
         self.steps = 0
@@ -242,12 +246,15 @@ class ScriptedServer:
 
     async def _models(self, request: web.Request) -> web.Response:
         card = {"id": "tiny", "root": "models/tiny", "max_model_len": self.max_model_len}
-        return web.json_response({"object": "list", "data": [card]})
+        adapters = [{"id": name, "root": f"/{name}", "parent": "tiny"} for name in self.adapters]
+        return web.json_response({"object": "list", "data": [card, *adapters]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         lines = [f'vllm:iteration_tokens_total_count{{engine="0"}} {self.steps}']
         for engine, share in enumerate(self.kv_usage):
             lines.append(f'vllm:kv_cache_usage_perc{{engine="{engine}",model_name="a}} b"}} {share}')
+        if self.speculates:
+            lines.append('vllm:spec_decode_num_drafts_total{engine="0"} 0.0')
         return web.Response(text="\n".join(lines) + "\n")
 
 

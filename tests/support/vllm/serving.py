@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from support.vllm.scripted_server import ScriptedServer
 from triptych.base.config import PDConfig
 from triptych.base.metrics import PDMetrics
 from triptych.base.rpc.channels import make_channel, make_server
+from triptych.pd_worker.vllm.adapters import Adapter
 from triptych.pd_worker.vllm.connection import EngineConnection
 from triptych.pd_worker.vllm.health import EngineHealth
 from triptych.pd_worker.vllm.http.client import VLLMClient
@@ -70,7 +71,11 @@ class Served:
 
 @asynccontextmanager
 async def fronting(
-    server: ScriptedServer, store: EmbeddingStore, family: str = "qwen3_vl", **flags: Any
+    server: ScriptedServer,
+    store: EmbeddingStore,
+    family: str = "qwen3_vl",
+    adapters: Sequence[Adapter] = (),
+    **flags: Any,
 ) -> AsyncIterator[Served]:
     """The worker in front of `server`, and a client whose stream is open."""
     config = front_config(family, engine_url=server.url, **flags)
@@ -79,7 +84,7 @@ async def fronting(
     health = EngineHealth(vllm, config.stall_timeout)
     connection = EngineConnection(vllm, health, await health.first_answer())
     tickets = await proven_tickets(config, connection, config.internal_token)
-    worker = VLLMWorker(config, model, connection, store, metrics, tickets=tickets)
+    worker = VLLMWorker(config, model, connection, store, metrics, tickets=tickets, adapters=adapters)
     grpc_server = make_server(interceptors=[ErrorReplies()])
     port = grpc_server.add_insecure_port("127.0.0.1:0")
     pd_pb2_grpc.add_PDServiceServicer_to_server(worker.servicer, grpc_server)

@@ -29,10 +29,11 @@ class Engines:
         count: int,
         role: str = "ec_consumer",
         limits: Mapping[str, int] = LIMITS,
+        **options: object,
     ) -> Engines:
-        """Not started yet."""
+        """Not started yet; `options` are further ones of the connector."""
         store = StoreServer(folder / "store")
-        extra = {"store": store.url, "namespace": namespace_of(checkpoint), "wait_seconds": 2}
+        extra = {"store": store.url, "namespace": namespace_of(checkpoint), "wait_seconds": 2, **options}
         logs = [folder / f"vllm-{number}.log" for number in range(count)]
         return cls(store, [VllmServer(checkpoint, log, role, extra, WORDS, limits) for log in logs])
 

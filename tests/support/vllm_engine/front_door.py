@@ -41,14 +41,19 @@ _NATIVE = ("--threads", "1", "--kv-memory", "64MiB", "--encoder-cache-memory", "
 
 @asynccontextmanager
 async def cluster(
-    checkpoint: Path, store: StoreServer, vllm: VllmServer, folder: Path, *, native: bool = False
+    checkpoint: Path,
+    store: StoreServer,
+    vllm: VllmServer | None,
+    folder: Path,
+    *,
+    native: bool = False,
+    encoder_words: Sequence[str] = (),
 ) -> AsyncIterator[str]:
     """The address of a proxy, once its encoder worker and its PD workers are registered."""
     model = (str(checkpoint), *DTYPE)
-    services = {
-        "encoder": ("encoder", *model, *_ENCODER),
-        "vllm-pd": ("pd", *model, "--engine", "vllm", "--engine-url", vllm.url),
-    }
+    services: dict[str, tuple[str, ...]] = {"encoder": ("encoder", *model, *_ENCODER, *encoder_words)}
+    if vllm is not None:
+        services["vllm-pd"] = ("pd", *model, "--engine", "vllm", "--engine-url", vllm.url)
     if native:
         services["native-pd"] = ("pd", *model, *_NATIVE)
     async with contextlib.AsyncExitStack() as stack:

@@ -16,7 +16,7 @@ from typing import Any
 
 from support.processes.cluster import free_port, scrape, wait_for
 from triptych.base.parent import supervised
-from triptych.pd_worker.vllm.kv_transfer import TRANSFER_CONFIG
+from triptych.pd_worker.vllm.kv_transfer import transfer_config
 
 ROOT = Path(__file__).parents[3]
 #: Where `make test-vllm` installs vLLM.
@@ -43,7 +43,7 @@ class VllmServer:
         words: Sequence[str] = (),
         limits: Mapping[str, int] = LIMITS,
         *,
-        nixl: bool = False,
+        nixl: str = "",
     ) -> None:
         self.port = free_port()
         self.log = log
@@ -63,7 +63,7 @@ class VllmServer:
         ]
         self._variables: dict[str, str] = {}
         if nixl:
-            connector = {**TRANSFER_CONFIG, "kv_buffer_device": "cpu"}
+            connector = {**transfer_config(nixl), "kv_buffer_device": "cpu"}
             self._command += ["--kv-transfer-config", json.dumps(connector)]
             self._variables["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port())
         self._process: subprocess.Popen[bytes] | None = None

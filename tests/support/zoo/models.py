@@ -46,12 +46,12 @@ def build_model(recipe: Recipe) -> PreTrainedModel:
     cls = getattr(transformers, recipe.architecture)
     torch.manual_seed(0)
     model = cls(cls.config_class(**copy.deepcopy(recipe.config))).float()
-    _randomise(model, zlib.crc32(recipe.name.encode()) + SEEDS.get(recipe.name, 0))
+    randomise(model, zlib.crc32(recipe.name.encode()) + SEEDS.get(recipe.name, 0))
     return model.eval()
 
 
 @torch.no_grad()
-def _randomise(model: PreTrainedModel, seed: int) -> None:
+def randomise(model: PreTrainedModel, seed: int) -> None:
     """Weights large enough that pictures and attention decide: with 0.02 everywhere nothing would."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from transformers.models.auto import modeling_auto
 
 from support.sounds.classes import SOUNDS
@@ -11,78 +9,27 @@ from support.zoo.checkpoint import own_processor
 from support.zoo.models import ALL_RECIPES, RECIPES
 from support.zoo.processors import ON_TORCHVISION
 from support.zoo.recipe import Recipe
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """`says` is part of the error with which the adapter refuses the class, `reason` the table's words."""
-
-    says: str
-    reason: str
-
-
-_SOUND = Refusal("cannot be served", "takes sound: not refused, but was not run here")
-_SILENT = Refusal("get_audio_features", "names no getter of sound's features, or no token for them")
-_LAYERS = Refusal("has layers of type", "layers that keep a state or an index of their own")
-_CROSS = Refusal("cannot be served", "not a decoder over one sequence of rows and tokens")
-_GETTER = Refusal("has no get_image_features", "names no getter of a picture's features")
-_BUILD = Refusal("describes no", "its default config is not complete, or needs the package timm")
+from triptych.models.checkpoint.refused_classes import REFUSED
 
 #: Recipes that the adapter refuses.
-REFUSED_RECIPES = {
-    "Ovis2ForConditionalGeneration": Refusal(
-        "visual_indicator_features", "by the package in examples/model_package"
-    ),
-    "ChameleonForConditionalGeneration": Refusal(
-        "has no decoder beside its encoder", "its decoder is the class that holds its encoder"
-    ),
-}  # fmt: skip
+REFUSED_RECIPES = tuple(f"{family}ForConditionalGeneration" for family in ("Ovis2", "Chameleon"))
 
-#: Classes without a recipe.
-REFUSED_CLASSES = {
-    "BlipForConditionalGeneration": _CROSS,
-    "DiffusionGemmaForBlockDiffusion": _BUILD,
-    "Dots3NoteForConditionalGeneration": _LAYERS,
-    "EvollaForProteinText2Text": _GETTER,
-    "FastVlmForConditionalGeneration": _BUILD,
-    "Florence2ForConditionalGeneration": _CROSS,
-    "Gemma3nForConditionalGeneration": _BUILD,
-    "GitForCausalLM": _GETTER,
-    "Glm5NextForConditionalGeneration": _LAYERS,
-    "Granite4VisionForConditionalGeneration": _BUILD,
-    "HYV4VLForConditionalGeneration": _LAYERS,
-    "GraniteSpeechPlusForConditionalGeneration": _SOUND,
-    "IdeficsForVisionText2Text": _GETTER,
-    "Inkling2ForConditionalGeneration": _LAYERS,
-    "Inkling2LoopForConditionalGeneration": _LAYERS,
-    "InklingForConditionalGeneration": _LAYERS,
-    "InstructBlipForConditionalGeneration": Refusal("image_token_id", "its rows depend on the prompt"),
-    "InstructBlipVideoForConditionalGeneration": _GETTER,
-    "Kosmos2ForConditionalGeneration": _GETTER,
-    "Kosmos2_5ForConditionalGeneration": _GETTER,
-    "KyutaiSpeechToTextForConditionalGeneration": _SILENT,
-    "Mistral4ForCausalLM": Refusal("has no get_image_features", "takes text alone"),
-    "MistralLarge4ForConditionalGeneration": _LAYERS,
-    "MllamaForConditionalGeneration": _GETTER,
-    "Molmo2ForConditionalGeneration": Refusal("changes embeddings", "adds rows to the tokens' own"),
-    "MossTranscribeDiarizeForConditionalGeneration": _SOUND,
-    "Nemotron3_5TranscribeForConditionalGeneration": _LAYERS,
-    "OmniASRForConditionalGeneration": _SOUND,
-    "PI0ForConditionalGeneration": _CROSS,
-    "PPFormulaNetForConditionalGeneration": _CROSS,
-    "PerceptionLMForConditionalGeneration": _BUILD,
-    "Phi4MultimodalForCausalLM": _GETTER,
-    "Pix2StructForConditionalGeneration": _CROSS,
-    "Qwen2_5OmniForConditionalGeneration": Refusal("has no decoder", "its thinker is served"),
-    "Qwen3OmniMoeForConditionalGeneration": Refusal("describes no", "its thinker is served"),
-    "Qwen4ExpForConditionalGeneration": _BUILD,
-    "T5Gemma2ForConditionalGeneration": _CROSS,
-    "UdopForConditionalGeneration": _CROSS,
-    "UnlimitedOcrForConditionalGeneration": _LAYERS,
-    "VibeVoiceAsrForConditionalGeneration": _SOUND,
-    "VisionEncoderDecoderModel": Refusal("has no get_image_features", "TrOCR has a family of its own"),
-    "VoxtralRealtimeForConditionalGeneration": _SILENT,
-}  # fmt: skip
+#: Classes that are not refused, and were not run here.
+NOT_RUN = dict.fromkeys(
+    ("GraniteSpeechPlusForConditionalGeneration", "MossTranscribeDiarizeForConditionalGeneration",
+     "Nemotron3_5TranscribeForConditionalGeneration", "OmniASRForConditionalGeneration",
+     "VibeVoiceAsrForConditionalGeneration"),
+    "takes sound: not refused, but was not run here",
+) | dict.fromkeys(
+    ("DiffusionGemmaForBlockDiffusion", "FastVlmForConditionalGeneration", "Gemma3nForConditionalGeneration",
+     "Granite4VisionForConditionalGeneration", "PerceptionLMForConditionalGeneration",
+     "Qwen4ExpForConditionalGeneration"),
+    "its default config is not complete, or needs the package timm",
+) | {"VisionEncoderDecoderModel": "TrOCR has a family of its own"}  # fmt: skip
+#: Classes without a recipe, and why.
+WITHOUT_RECIPE = NOT_RUN | {
+    name: refused.shown for name, refused in REFUSED.items() if name not in ALL_RECIPES
+}
 
 #: Classes that the pinned release of transformers lacks, with the first that has them.
 NEWER = dict.fromkeys(
@@ -134,24 +81,21 @@ def installed_classes() -> dict[str, str]:
 def table() -> str:
     """The page's table, of the pinned release and newer ones."""
     lines = ["| class | served | why not, or what |", "| --- | --- | --- |"]
-    known = {recipe.architecture for recipe in ALL_RECIPES.values()} | set(REFUSED_CLASSES)
+    known = {recipe.architecture for recipe in ALL_RECIPES.values()} | set(WITHOUT_RECIPE)
     for architecture in sorted(known):
         recipes = [recipe for recipe in ALL_RECIPES.values() if recipe.architecture == architecture]
-        refusals = [REFUSED_RECIPES[recipe.name] for recipe in recipes if recipe.name in REFUSED_RECIPES]
+        notes = [REFUSED[recipe.name].shown for recipe in recipes if recipe.name in REFUSED_RECIPES]
         if not recipes:
-            refusals = [REFUSED_CLASSES[architecture]]
-        served = "no" if refusals else "engine"
+            notes = [WITHOUT_RECIPE[architecture]]
+        served = "no" if notes else "engine"
         if architecture.removesuffix("ForConditionalGeneration") in ON_TORCHVISION:
             served = "torchvision"
         elif architecture in HEARD or any(has_own_processor(recipe) for recipe in recipes):
             served = "yes"
-        notes = [refusal.reason for refusal in refusals]
         notes += ["sound"] * any(recipe.modality == "audio" for recipe in recipes)
         notes += ["sound beside pictures and videos"] * (architecture in HEARD and not notes)
         notes += ["one picture in a prompt"] * any(recipe.one_item for recipe in recipes)
-        notes += ["its processor is refused: it rewrites the prompt around pictures"] * (
-            architecture in OWN_PROCESSOR_REFUSED
-        )
+        notes += [REFUSED[architecture].shown] if architecture in OWN_PROCESSOR_REFUSED else []
         notes += [NOTES[architecture]] if architecture in NOTES else []
         notes += [f"from transformers {NEWER[architecture]}"] if architecture in NEWER else []
         lines.append(f"| {architecture} | {served} | {'; '.join(notes)} |")

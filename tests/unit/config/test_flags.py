@@ -155,6 +155,14 @@ def test_replicas_are_not_scaled(command: str) -> None:
     assert_refused(result, "--encoders 0..4 is for --topology epd", "--replicas 4")
 
 
+@pytest.mark.parametrize(
+    "given", [("--lora-modules", "sql=/adapters/sql"), ("--speculative-config", '{"method": "ngram"}')]
+)
+def test_what_vllm_alone_does_is_not_for_replicas(given: tuple[str, str]) -> None:
+    result = triptych("serve", str(DEMO_MODEL), "--topology", "colocated", *given)
+    assert_refused(result, f"{given[0]} is for --topology epd with --engine vllm", "leave it out")
+
+
 def test_pd_workers_with_roles_are_all_planned_for_and_prefill_comes_first() -> None:
     config = parse(ServeConfig, "serve", "--prefill-workers", "1", "--decode-workers", "2")
     assert config.counts.pd_workers == 3

@@ -49,8 +49,8 @@ OTHERS = """
 --delete-emptydir-data --ec-transfer-config --enable-mm-embeds --enable-mm-global-cache
 --enable-prompt-tokens-details --enable-scale-out --encoder-transfer-backend --endpoint-type
 --extra-inputs --fail-with-body --file --filename --from-file --head --hf-overrides --ignore-daemonsets --isl
---kv-transfer-config --migration-limit --namespace --osl --pooler-config --profile --read-only --rehearse
---request-count --request-rate --results --retry --retry-all-errors --retry-delay
+--kv-transfer-config --max-loras --migration-limit --namespace --osl --pooler-config --profile --read-only
+--rehearse --request-count --request-rate --results --retry --retry-all-errors --retry-delay
 --runner --save-result --set --streaming --strict --structured-outputs-config
 --tmpfs --tokenizer --trust-request-chat-template --ui --use-server-token-count --values --wait --write
 """

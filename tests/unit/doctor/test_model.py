@@ -6,19 +6,25 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from support.data.checkpoints import build_checkpoint
+from support.data.pictures import picture
 from triptych.apps.cli.app import app
-from triptych.apps.doctor import model
+from triptych.apps.doctor import model, rows
 from triptych.apps.doctor import store as judge
 from triptych.apps.doctor.finding import CheckOutcome, CheckResult
 from triptych.apps.doctor.model import check_model, device_finding, largest_image
 from triptych.apps.doctor.store import check_store, check_workers
-from triptych.base.config import GIB, MIB, ClusterConfig
+from triptych.base.config import GIB, MIB, ClusterConfig, EncoderConfig
 from triptych.base.errors import ConfigError
 from triptych.base.types import WorkerInfo
-from triptych.models.registry import FAMILIES
+from triptych.ec_connector import int8_rows
+from triptych.encoder_worker.loading import scales_of
+from triptych.models.registry import FAMILIES, load_decoder, load_encoder
+from triptych.pd_worker.attention.attention import ATTENTION_NAME
+from triptych.pd_worker.frontend.prompt import open_checkpoint
 from triptych.store.bulk import StoreMemory
 
 
@@ -51,6 +57,46 @@ def test_the_demo_model_has_sizes_and_memory_and_loads():
     assert results["decoder side"].found == "1.5 M parameters, 5.7 MiB"
     assert results["weights"].found == "load: 7.3 MiB in an encoder, 5.7 MiB in a PD worker"
     assert "128x128 pixels (16 rows)" in results["largest image"].found
+
+
+def test_what_rows_in_8_bits_cost_is_measured_on_given_pictures(tmp_path: Path):
+    picture(1, 96, 64).save(tmp_path / "a.png")
+    picture(2, 64, 128).convert("L").save(tmp_path / "b.jpg")
+    (tmp_path / "notes.txt").write_text("no picture")
+    config = ClusterConfig(encoder=EncoderConfig(ec_store_rows="int8"))
+    found = {result.check: result for result in check_model(config, "", str(tmp_path))}["int8 rows"].found
+    assert "at 32 of 32 places, over 2 pictures" in found
+    assert _results(config)["int8 rows"].verdict is CheckOutcome.NOTE
+    assert "int8 rows" not in _results(ClusterConfig())
+    for folder in (tmp_path / "empty", tmp_path / "missing"):
+        if folder.name == "empty":
+            folder.mkdir()
+        with pytest.raises(ConfigError, match="--pictures .* no pictures: name a folder"):
+            list(check_model(config, "", str(folder)))
+
+
+def test_the_loss_grows_with_the_error_of_the_rows_and_is_none_without(monkeypatch):
+    path = build_checkpoint("qwen3_vl")
+    options = {"device": torch.device("cpu"), "dtype": torch.float32}
+    encoder = load_encoder(path, **options)
+    decoder = load_decoder(path, **options, attn_implementation=ATTENTION_NAME)
+    prompts, _ = open_checkpoint(path, decoder, 512)
+    scales = scales_of(path, encoder.width)
+
+    def divergence(largest: float | None) -> float:
+        given = (lambda output, first, count: output.data) if largest is None else rows.rows_of
+        with monkeypatch.context() as patch:
+            patch.setattr(rows, "rows_of", given)
+            if largest is None:
+                patch.setattr(rows, "packed", lambda made, scales: made)
+            else:
+                patch.setattr(int8_rows, "_LARGEST", largest)
+            loss = rows.loss_of(picture(1, 96, 64), scales, encoder, decoder, prompts)
+        assert len(loss.divergence) == len(loss.same) == rows.ANSWER_TOKENS
+        return float(loss.divergence.mean())
+
+    none, fine, coarse = divergence(None), divergence(127), divergence(2)
+    assert none == 0 < fine < coarse
 
 
 def test_automatic_kv_memory_is_a_sum_and_never_zero():

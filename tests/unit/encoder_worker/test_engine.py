@@ -18,6 +18,7 @@ from triptych.base.engine_beat import BusyClock
 from triptych.base.errors import InternalError, InvalidRequest
 from triptych.ec_connector.base import EncoderOutput
 from triptych.ec_connector.connectors.host_buffers import PinnedMemory
+from triptych.ec_connector.int8_rows import rows_of
 from triptych.encoder_worker import host_copier
 from triptych.encoder_worker.engine import Encoded, TowerItem
 from triptych.models.base import PreparedItem
@@ -147,6 +148,21 @@ def test_a_batch_is_one_call_and_every_item_is_saved(b: Bench) -> None:
     assert [told.mm_hash for told in events if told.event == SAVED] == ["a", "b"]
     assert [told.event for told in events if told.kind == "done"] == [(2, 1)]
     assert b.saver.saves == [("a", ""), ("b", "d")]
+
+
+def int8_item(key: str, *, value: float = 1.0) -> TowerItem:
+    one = item(key, value=value)
+    return replace(one, plan=replace(one.plan, dtype="int8", scales=2))
+
+
+def test_rows_are_put_in_8_bits_where_the_plan_says_so_and_checked_before(b: Bench) -> None:
+    b.encode([int8_item("a"), int8_item("b", value=math.nan), item("c")])
+    ends = {told.mm_hash: told.event for told in b.take(6) if told.kind == "encoded"}
+    stored = ends["a"].output
+    assert stored.data.dtype == torch.int8 and stored.data.numel() == stored.plan.nbytes
+    assert torch.equal(rows_of(stored, 0, 2), torch.ones(2, 4))
+    assert isinstance(ends["b"].error, InvalidRequest) and "its values overflow" in ends["b"].error.message
+    assert ends["c"].output.data.dtype == torch.float32
 
 
 def test_the_seconds_of_a_batch_are_its_items_work_by_their_sizes(b: Bench) -> None:

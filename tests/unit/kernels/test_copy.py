@@ -78,6 +78,12 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
         functions.copy_checked(source, np.zeros(8, np.float32), "float32", len)
 
 
+def test_integers_are_finite_whatever_their_bytes_are() -> None:
+    source = np.full(1001, 255, np.uint8)
+    target, finite, _ = copied(source, "int8")
+    assert finite and np.array_equal(target, source)
+
+
 def test_bytes_that_are_no_whole_numbers_are_refused() -> None:
     with pytest.raises(ValueError):
         functions.copy_checked(np.zeros(3, np.uint8), np.zeros(3, np.uint8), "bfloat16", len)

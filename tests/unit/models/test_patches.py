@@ -12,7 +12,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from triptych.base.errors import InvalidRequest
-from triptych.models.images import PatchRecipe
+from triptych.models.patch_recipe import PatchRecipe
 
 CPU = torch.device("cpu")
 #: Settings of Qwen2.5-VL, of Qwen3-VL, and some of nobody.

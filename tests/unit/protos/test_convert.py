@@ -14,12 +14,14 @@ from triptych.protos.convert import (
     logprobs_from_proto,
     logprobs_to_proto,
     plan_from_proto,
+    plan_nbytes,
     plan_to_proto,
     sampling_from_proto,
     sampling_to_proto,
 )
 
 PLAN = ItemPlan("a" * 64, "b" * 64, "image", 6, 8, "bfloat16", 8, ((1, 2), (4, 4)), (1, 4, 6), (0, 0, 9))
+INT8 = dataclasses.replace(PLAN, dtype="int8", scales=2)
 FORMS = (
     None,
     OutputFormat("json_object"),
@@ -45,7 +47,7 @@ def test_an_error_that_quotes_half_a_surrogate_pair_can_be_sent() -> None:
     assert error_to_proto(InvalidRequest("no \ud83d here")).message == "no ? here"
 
 
-@pytest.mark.parametrize("plan", [PLAN, dataclasses.replace(PLAN, runs=None, grid_thw=(), layout=())])
+@pytest.mark.parametrize("plan", [PLAN, dataclasses.replace(PLAN, runs=None, grid_thw=(), layout=()), INT8])
 def test_a_plan_comes_back_whole(plan: ItemPlan) -> None:
     assert plan_from_proto(plan_to_proto(plan)) == plan
 
@@ -57,6 +59,20 @@ def test_a_plan_whose_key_or_dtype_cannot_be_one_is_refused(changes: dict[str, s
         setattr(message, name, value)
     with pytest.raises(InvalidRequest):
         plan_from_proto(message)
+
+
+@pytest.mark.parametrize("changes", [{"scales": 0}, {"scales": 3}, {"dtype": "bfloat16"}])
+def test_scales_that_do_not_fit_a_row_are_refused(changes: dict[str, object]) -> None:
+    message = plan_to_proto(INT8)
+    for name, value in changes.items():
+        setattr(message, name, value)
+    with pytest.raises(InvalidRequest, match="a scale for each equal part"):
+        plan_from_proto(message)
+
+
+@pytest.mark.parametrize("plan", [PLAN, INT8])
+def test_the_bytes_of_a_message_are_those_of_its_plan(plan: ItemPlan) -> None:
+    assert plan_nbytes(plan_to_proto(plan)) == plan.nbytes
 
 
 def test_what_a_client_left_out_of_its_sampling_stays_left_out() -> None:

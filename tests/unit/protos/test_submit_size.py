@@ -18,6 +18,7 @@ from triptych.base.request import (
     MAX_FORMAT,
     MAX_LANGUAGE,
     MAX_OPTIONS_BYTES,
+    MAX_QUERY_VECTORS,
     MAX_SALT,
     MAX_SPOKEN_PROMPT,
     MAX_STOP_CHARS,
@@ -35,15 +36,9 @@ from triptych.base.request import (
 from triptych.base.types import SamplingParams
 from triptych.protos import pd_pb2
 from triptych.proxy.call.chat import ChatCall, ChatMessage, EncoderPrompt, Transcription
+from triptych.proxy.call.output_formats import choice_format, regex_format, schema_format
 from triptych.proxy.call.tools import tool_use
-from triptych.proxy.call.validation import (
-    check_salt,
-    check_sampling,
-    choice_format,
-    regex_format,
-    schema_format,
-    template_options,
-)
+from triptych.proxy.call.validation import check_salt, check_sampling, template_options
 from triptych.proxy.events import Fetched
 from triptych.proxy.pd.wire import submit_message
 from triptych.proxy.requests.request import InFlightRequest
@@ -72,7 +67,7 @@ FORMS = {
 }
 #: Bytes of what else a call may hold.
 OTHERS = {
-    **dict.fromkeys(("request_id", "proxy_id", "model_key", "label", "tenant"), NAME),
+    **dict.fromkeys(("request_id", "proxy_id", "model_key", "adapter", "label", "tenant"), NAME),
     **dict.fromkeys(("traceparent", "tracestate"), NAME),
     "salt": 4 * MAX_TENANT_SALT,
     "template.tools": MAX_TOOLS_BYTES,
@@ -81,6 +76,7 @@ OTHERS = {
     "transcription.language": 4 * MAX_LANGUAGE,
     "transcription.task": 4 * MAX_LANGUAGE,
     "pooling.method": NAME,
+    "pooling.query": MAX_QUERY_VECTORS,
     "sampling.stop": MAX_STOP_STRINGS * (4 * MAX_STOP_CHARS + 8),
     "sampling.stop_token_ids": 5 * MAX_STOP_TOKEN_IDS,
     "sampling.bad_words": MAX_BAD_WORDS * (4 * MAX_BAD_WORD_CHARS + 8),
@@ -152,7 +148,7 @@ def fullest() -> ChatCall:
 
 
 def size_of(call: ChatCall, content: SplitRequest) -> int:
-    request = InFlightRequest(call, 1, 10.0, binding=Binding("k" * 64, "n" * 64), split=content)
+    request = InFlightRequest(call, 1, 10.0, binding=Binding("k" * 64, "n" * 64, "a" * 64), split=content)
     request.lifecycle.deliver(Fetched({}, 0.0))
     return submit_message(request, "p" * 64, 10.0).ByteSize()
 

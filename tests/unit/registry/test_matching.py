@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from triptych.base.types import WorkerInfo
+from triptych.base.hashing import stored_as
+from triptych.base.types import INT8, WorkerInfo
 from triptych.registry.matching import MISMATCHES, Mismatch, PDModels, described
 
 KEY, OTHER = "a" * 64, "c" * 64
@@ -41,6 +42,15 @@ def test_a_pd_worker_of_an_earlier_release_names_no_tower_and_takes_its_own_key_
     assert PDModels.of([PD]).mismatch(new) is None
     assert mismatch(replace(new, model_key=OTHER), PD).reason == "model_key"
     assert PDModels.of([replace(PD, namespaces=(TOWER + "e" * 32,))]).mismatch(ENCODER) is None
+
+
+def test_pd_workers_of_earlier_releases_get_no_rows_in_8_bits_though_their_checkpoint_is_the_same() -> None:
+    tower = TOWER + "e" * 32
+    int8 = replace(ENCODER, model_key=stored_as(KEY, INT8), namespaces=(stored_as(tower, INT8),))
+    assert mismatch(int8, replace(PD, namespaces=(tower,))).reason == "model_key"
+    now = replace(PD, namespaces=(tower, stored_as(tower, INT8)))
+    assert PDModels.of([now]).mismatch(int8) is None
+    assert PDModels.of([now]).mismatch(replace(ENCODER, namespaces=(tower,))) is None
 
 
 def test_before_any_pd_worker_is_known_there_is_nothing_to_compare_with() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import msgpack
 import pytest
@@ -36,6 +37,13 @@ def test_a_registration_has_the_bytes_that_it_always_had() -> None:
     assert _unpack(b"i1\n" + INFO_BYTES) == INFO
 
 
+def test_a_registration_with_adapters_is_read_as_it_was_written() -> None:
+    """Proxies of earlier releases leave such a worker out, as any with a field that they do not know."""
+    named = replace(INFO, adapters={"sql": "a" * 64})
+    assert _unpack(b"i1\n" + _pack(named)) == named
+    assert msgpack.unpackb(_pack(named)).keys() - msgpack.unpackb(INFO_BYTES).keys() == {"adapters"}
+
+
 def test_a_demand_and_a_decision_have_the_bytes_that_they_always_had() -> None:
     assert pack_demand(DEMAND) == DEMAND_BYTES
     assert unpack_demand(DEMAND_BYTES) == DEMAND
@@ -59,6 +67,8 @@ def test_rules_may_have_whole_numbers() -> None:
         {"capacity": [4]},
         {"capacity": {1: 2}},
         {"kind": None},
+        {"adapters": ["sql"]},
+        {"adapters": {"sql": 1}},
         {"proof": msgpack.ExtType(5, b"x")},
         {"of_a_later_release": 1},
         {"model": None, "address": None},

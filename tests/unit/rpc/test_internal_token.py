@@ -35,6 +35,7 @@ CHANGES = {
     "modality": "audio",
     "proof": "",
     "kind": "cuda other",
+    "adapters": {"sql": "a" * 64},
 }
 
 
@@ -252,7 +253,7 @@ def test_no_field_can_be_changed_after_it_was_signed(field: str) -> None:
     assert not KEY.has_signed(replace(KEY.signed(INFO), **{field: CHANGES[field]}))
 
 
-def test_a_registration_without_a_kind_is_signed_as_in_releases_that_had_none() -> None:
+def test_a_registration_without_kind_or_adapters_is_signed_as_in_releases_that_had_none() -> None:
     assert KEY.signed(INFO).proof == "8f8078bbf767aa49c7d6067339705c19a5ce619efedc535b5f37b3e8f9e088dd"
 
 

@@ -52,6 +52,26 @@ def test_a_head_is_decoded_to_the_plan_that_was_stored(dtype, runs, layout):
     assert verify(head, [body[:100], body[100:]]) is None
 
 
+def test_a_head_of_rows_in_8_bits_has_their_scales_and_earlier_readers_refuse_it() -> None:
+    plan = dataclasses.replace(make_plan(dtype="int8"), scales=4)
+    body = make_body(plan)
+    raw = encoded(plan, body)
+    head = decode_head(raw + body, mm_hash=plan.mm_hash, namespace=NAMESPACE)
+    assert isinstance(head, Head) and head.plan == plan and verify(head, [body]) is None
+    fields = msgpack.unpackb(raw[48 : 48 + int.from_bytes(raw[6:8], "little")])
+    # Theirs are `float32`, `float16` and `bfloat16`, and this field they do not know.
+    assert (fields["dtype"], fields["scales"]) == ("int8", 4)
+    plain = encoded(make_plan(), make_body(make_plan()))
+    assert "scales" not in msgpack.unpackb(plain[48 : 48 + int.from_bytes(plain[6:8], "little")])
+
+
+@pytest.mark.parametrize("dtype, scales", [("int8", 0), ("int8", 5), ("bfloat16", 2)])
+def test_scales_that_do_not_fit_cannot_be_stored(dtype: str, scales: int) -> None:
+    plan = dataclasses.replace(make_plan(dtype=dtype), scales=scales)
+    with pytest.raises(InvalidRequest, match="scales that do not fit"):
+        encoded(plan, make_body(plan))
+
+
 @pytest.mark.parametrize("producer", [None, PRODUCER], ids=["no producer", "a producer"])
 def test_every_single_flipped_bit_is_found(producer: bytes | None) -> None:
     plan = make_plan(rows=2, width=8)

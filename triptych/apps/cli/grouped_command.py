@@ -25,7 +25,7 @@ GROUPS: tuple[tuple[str, str], ...] = (
         "Workers",
         r"topology|replicas|.*threads|cpu.*|scal.*|encoder_slo|launcher",
     ),
-    ("Workers", r"address|cluster_name|proxies|ray_.*|.*_interval|run_dir|drain_.*"),
+    ("Workers", r"address|cluster(_name)?|proxies|ray_.*|.*_interval|run_dir|drain_.*"),
     ("Network", r".*port|.*host|advertise|ec_transfer|proxy_protocol|otlp_endpoint|engine_url"),
     ("Models", r"model_.*|dtype|demo|engine|chat_template|.*_parser|schemas|.*_parallel|speculative_model"),
     ("Models", r"worker_kind|attention_backend|linear_kernel"),

@@ -61,6 +61,7 @@ class SamplingFields(TypedDict, total=False):
     bad_words: Sequence[str]
     ignore_eos: bool
     thinking_token_budget: int
+    priority: int
     response_format: JsonObject
     structured_outputs: JsonObject
     guided_json: str | JsonObject
@@ -108,6 +109,7 @@ class PooledFields(TypedDict, total=False):
 
     mm_processor_kwargs: JsonObject
     cache_salt: str
+    priority: int
     #: Further fields, which the clients do not know.
     extra_body: JsonObject
 

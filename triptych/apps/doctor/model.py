@@ -19,6 +19,7 @@ from triptych.apps.launch.plan.memory import (
 from triptych.base.config import CPU_SHARE, ClusterConfig, PDConfig, check_scaled, format_size
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.machine.resources import available_memory
+from triptych.base.types import INT8
 
 if TYPE_CHECKING:
     import torch
@@ -51,8 +52,8 @@ def _shown(rows: int, side: int) -> str:
     return f"{edge}x{edge} pixels ({rows} rows)"
 
 
-def check_model(config: ClusterConfig, given: str) -> Iterator[CheckResult]:
-    """What config.json says, whether it fits, and last whether the weights load.
+def check_model(config: ClusterConfig, given: str, pictures: str = "") -> Iterator[CheckResult]:
+    """What config.json says, whether it fits, and last whether the weights load, with what int8 rows cost.
 
     ConfigError, after the results so far, for a model that would not work or not fit.
     """
@@ -68,7 +69,10 @@ def check_model(config: ClusterConfig, given: str) -> Iterator[CheckResult]:
             safetensors_files(path)  # says that pickles are never loaded
         remedy = "fetch *.safetensors to have tensors, tokenizer, chat template and a sample checked, too"
         yield note("model", f"{path} holds no weights: only its config.json is checked", remedy)
+    from triptych.models.checkpoint.architectures import check_architecture
+    from triptych.models.checkpoint.folder import read_config
     from triptych.models.checkpoint.pooling import read_task
+    from triptych.models.checkpoint.processor_libraries import check_processor_libraries
     from triptych.models.checkpoint.quantized import check_decoder, read_scaled
     from triptych.models.checkpoint.scaled_weights import described
     from triptych.models.checkpoint.support import check_supported, required_by_flags
@@ -78,6 +82,8 @@ def check_model(config: ClusterConfig, given: str) -> Iterator[CheckResult]:
     from triptych.pd_worker.vllm.connection import INSTALL, choose_engine, vllm_program
 
     check_supported(path, required_by_flags(pd))
+    check_architecture(path, read_config(path))
+    check_processor_libraries(path)
     device = resolve_device(pd.device)
     family = family_of(path)
     dtype = resolve_dtype(path, device, pd.dtype)
@@ -122,7 +128,7 @@ def check_model(config: ClusterConfig, given: str) -> Iterator[CheckResult]:
     )
     check_fits(plan, available)
     if stored:
-        yield _load(path, family, config.pd, device, dtype, native=choice.engine == "native")
+        yield from _load(path, family, config, device, dtype, choice.engine == "native", pictures)
 
 
 def _parameters(path: Path, family: Family) -> dict[str, int]:
@@ -200,40 +206,57 @@ def _cross(cross: CrossGeometry, itemsize: int) -> CheckResult:
 
 
 def _load(
-    path: Path, family: Family, pd: PDConfig, device: torch.device, dtype: torch.dtype, *, native: bool
-) -> CheckResult:
+    path: Path,
+    family: Family,
+    config: ClusterConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    native: bool,
+    pictures: str,
+) -> Iterator[CheckResult]:
     """Loads for real: missing or misshapen tensors, and prompts or items that cannot be made, are errors.
 
     The weights of a decoder that is not `native` are vLLM's.
     """
+    from triptych.apps.doctor.rows import check_rows
     from triptych.encoder_worker.loading import warm_up
     from triptych.models.checkpoint.folder import given_template
     from triptych.models.registry import generation_defaults, load_decoder, load_encoder
     from triptych.models.weights.loading import parameter_bytes
+    from triptych.pd_worker.attention.attention import ATTENTION_NAME
     from triptych.pd_worker.frontend.prompt import open_checkpoint
     from triptych.pd_worker.frontend.tokenization import check_prompts
 
+    pd = config.pd
     family.encoder.processor_config(path)
     template = given_template(pd.chat_template)
     check_prompts(path)
     encoder = load_encoder(path, device=device, dtype=dtype, quantization=pd.quantization)
     decoder = (
         load_decoder(
-            path, device=device, dtype=dtype, attn_implementation="sdpa", quantization=pd.quantization
+            path, device=device, dtype=dtype, attn_implementation=ATTENTION_NAME, quantization=pd.quantization
         )
         if native
         else family.decoder.without_weights(path, dtype=dtype)
     )
     generation_defaults(path)
-    open_checkpoint(path, decoder, decoder.geometry.max_position_embeddings, chat_template=template)
+    prompts, _ = open_checkpoint(
+        path, decoder, decoder.geometry.max_position_embeddings, chat_template=template
+    )
     try:
         warm_up(encoder)
     except InvalidRequest as error:
         raise ConfigError(f"MODEL={path} cannot take its own sample: {error.message}") from error
     tower = f"load: {format_size(parameter_bytes(encoder.module))} in an encoder"
-    if not native:
-        return ok("weights", f"{tower}; the decoder's are vLLM's to load")
-    return ok("weights", f"{tower}, {format_size(parameter_bytes(decoder.module))} in a PD worker")
+    if native:
+        yield ok("weights", f"{tower}, {format_size(parameter_bytes(decoder.module))} in a PD worker")
+    else:
+        yield ok("weights", f"{tower}; the decoder's are vLLM's to load")
+    if config.encoder.ec_store_rows == INT8:
+        if native:
+            yield check_rows(path, pictures, encoder, decoder, prompts)
+        else:
+            yield note("int8 rows", "their loss is not measured", "--engine native measures it")
 
 
 def check_devices(devices: Sequence[str]) -> list[CheckResult]:

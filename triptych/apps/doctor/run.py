@@ -18,6 +18,7 @@ from triptych.apps.doctor.machine import (
     needed,
 )
 from triptych.apps.doctor.model import check_devices, check_model
+from triptych.apps.doctor.release import look_at_release
 from triptych.apps.doctor.store import check_store
 from triptych.apps.launch.model_path import is_hub_id, resolve_demo
 from triptych.apps.launch.secrets import store_url
@@ -27,6 +28,9 @@ from triptych.base.errors import ConfigError
 
 def examine(config: DoctorConfig) -> Iterator[Group]:
     """The results under their headings; a check that breaks does not keep the others from theirs."""
+    if config.cluster:
+        yield "Kubernetes", _guarded("release", lambda: look_at_release(config.cluster))
+        return
     proxy = config.proxy
     devices = [config.encoder.device, config.pd.device]
     state = MachineState.of_this(proxy.spool_folder)

@@ -3,6 +3,7 @@
 from triptych.base.config.cluster import (
     ClusterConfig,
     DoctorConfig,
+    ModelCheckConfig,
     ServeConfig,
     WorkerCounts,
     WorkerRange,
@@ -45,6 +46,7 @@ __all__ = [
     "WorkerCounts",
     "ColocatedConfig",
     "DoctorConfig",
+    "ModelCheckConfig",
     "EMBEDDING_MEMORY",
     "EncoderConfig",
     "GIB",

@@ -230,6 +230,12 @@ class ClusterConfig(Config):
 def check_scaled(config: ClusterConfig) -> None:
     """ConfigError for a range of workers in a topology that has none, and for roles that cannot be."""
     _check_roles(config)
+    for name in ("lora_modules", "speculative_config"):
+        if config.topology == "colocated" and getattr(config.pd, name):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is for --topology epd with --engine vllm: replicas compute "
+                "themselves; leave it out"
+            )
     for option, given in (("--encoders", config.encoders), ("--pd-workers", config.pd_workers)):
         if config.topology == "colocated" and given.scaled:
             raise ConfigError(
@@ -325,7 +331,21 @@ class ServeConfig(ClusterConfig):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelCheckConfig(ClusterConfig):
+    """Those of a cluster, to be checked for a model, and what to measure it with."""
+
+    pictures: str = flag(
+        "", "folder of photographs, for which the loss by --ec-store-rows int8 is measured: of logits, as KL"
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class DoctorConfig(ServeConfig):
-    """Those of `triptych serve`, to be checked, and the address of a running cluster."""
+    """Those of `triptych serve`, to be checked, and the address of a running cluster or a release's name."""
 
     url: str = flag("", "a running cluster to ask, like http://10.0.0.5:8000; its ports are then not tried")
+    cluster: str = flag(
+        "",
+        "a release of the Helm chart, NAME or NAMESPACE/NAME: only whether the claims, classes, secrets, "
+        "node labels and GPUs that its pods wait for are there is then checked, by kubectl",
+    )

@@ -143,6 +143,13 @@ class EncoderConfig(WorkerConfig):
     ec_transfer_port: int = flag(
         0, "port at which PD workers of other hosts read embeddings; 0 picks a free one"
     )
+    ec_store_rows: str = flag(
+        "dtype",
+        "form of embeddings in store and transfers: dtype, that of --dtype; int8, in 8 bits with a scale for "
+        "each row and deepstack level: half of 16 bits; PD workers read both (`triptych check` measures "
+        "what it costs)",
+        choices=("dtype", "int8"),
+    )
     embedding_ttl: float = flag(3600.0, "seconds that an unused embedding stays in the store")
 
     @property
@@ -172,6 +179,17 @@ class PDConfig(WorkerConfig):
     )
     engine_url: str = flag("", "URL of a vLLM server, like http://10.0.0.7:8000; default: one is started")
     engine_key_file: str = flag("", "file with the API key of that vLLM server (its --api-key)")
+    lora_modules: str = flag(
+        "",
+        "LoRA adapters of the language model as PEFT saves them, NAME=DIR each, which clients name as a "
+        "model; with --engine vllm",
+        joined=True,
+    )
+    speculative_config: str = flag(
+        "",
+        'vLLM\'s speculative decoding, as its JSON: {"method": "ngram", "num_speculative_tokens": 4, '
+        '"prompt_lookup_max": 4}; with --engine vllm, of the worker\'s own vLLM',
+    )
     chat_template: str = flag(
         "",
         "file with a chat template (Jinja) in place of the checkpoint's, the same for all PD workers of a "
@@ -184,8 +202,8 @@ class PDConfig(WorkerConfig):
     )
     tool_call_parser: str = flag(
         "auto",
-        "format of the model's tool calls: auto, by the chat template, or hermes, qwen3_coder, glm45, "
-        "mistral, llama3_json, pythonic, gemma4",
+        "format of the model's tool calls: auto, by the chat template, or vLLM's name of a parser "
+        "(docs/api.md has them)",
     )
     schemas: str = flag(
         "closed",
@@ -237,6 +255,13 @@ class PDConfig(WorkerConfig):
         "most two slots for each of --max-num-seqs; 256MiB if memory is not measured",
         size=True,
         auto=True,
+    )
+    engine_class: str = flag(
+        "known",
+        "classes that are served with --engine vllm: known, those whose rows were compared with vLLM's; "
+        "generic, also another one for its pictures, once at the start the tokens that vLLM writes for a "
+        "picture are those of this worker; the values of its rows are not compared",
+        choices=("known", "generic"),
     )
     role: str = flag(
         "both",
@@ -335,7 +360,16 @@ class PDConfig(WorkerConfig):
 
 
 #: Of PD workers alone: replicas compute themselves.
-ENGINE_FLAGS = ("engine", "engine_url", "engine_key_file", "role", "kv_connector")
+ENGINE_FLAGS = (
+    "engine",
+    "engine_url",
+    "engine_key_file",
+    "engine_class",
+    "lora_modules",
+    "speculative_config",
+    "role",
+    "kv_connector",
+)
 #: How encoders and PD workers share cores, by flag; a replica's sides take turns instead.
 SHARING_FLAGS = ("core_page", "core_slot", "spare_cores", "step_interval", "keep_core")
 

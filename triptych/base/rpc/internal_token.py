@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import grpc
@@ -67,7 +67,7 @@ class InternalToken:
 
 
 def _signature(key: bytes, info: WorkerInfo) -> str:
-    fields = asdict(replace(info, proof=""))
+    fields = replace(info, proof="").written
     if not info.kind:
         del fields["kind"]  # workers of releases without it sign without it
     content = json.dumps(fields, sort_keys=True).encode()

@@ -86,6 +86,7 @@ class TriptychECConnector(ECConnectorBase):  # type: ignore[misc]
             is_consumer=self.is_consumer,
             is_producer=self.is_producer,
             trusts_clients=self._options.trusted_front_door,
+            generic=self._options.engine_class == "generic",
         )
         self._scheduler: _SchedulerSide | None = None
         self._worker: _WorkerSide | None = None

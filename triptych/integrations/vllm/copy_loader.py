@@ -7,9 +7,10 @@ import logging
 from collections import deque
 from collections.abc import Mapping
 
+from triptych.base.hashing import stored_as
 from triptych.base.log import log_fields, short
 from triptych.base.source_tickets import SourceTickets
-from triptych.base.types import EmbeddingSource, ItemPlan
+from triptych.base.types import INT8, EmbeddingSource, ItemPlan
 from triptych.ec_connector.base import DirectTransfer
 from triptych.ec_connector.connectors.direct_path import DirectLoads
 from triptych.ec_connector.connectors.store_client import StoreClient
@@ -39,7 +40,8 @@ class CopyLoader:
     """
 
     def __init__(self, options: ConnectorOptions, copies: HostCopies, row_width: int) -> None:
-        self._namespaces = options.namespaces
+        #: The rows of both forms.
+        self._namespaces = (*options.namespaces, *(stored_as(name, INT8) for name in options.namespaces))
         self._copies = copies
         self._row_width = row_width
         self._client = StoreClient(options.store)

@@ -17,11 +17,17 @@ _IN_PROCESS = ("uni", "external_launcher")
 
 
 def check_engine(
-    vllm_config: Any, *, is_consumer: bool, is_producer: bool = False, trusts_clients: bool = False
+    vllm_config: Any,
+    *,
+    is_consumer: bool,
+    is_producer: bool = False,
+    trusts_clients: bool = False,
+    generic: bool = False,
 ) -> None:
     """ConfigError for an engine in which the connector cannot work, or should not.
 
-    `trusts_clients`: somebody has said that its clients may choose the keys that it saves under.
+    `trusts_clients`: somebody has said that its clients may choose the keys that it saves under. `generic`: a
+    class that is not in the table is tried.
     """
     if is_producer and not trusts_clients:
         # What is saved has an identifier of 64 hex digits, which is a client's `uuid` where it gives one.
@@ -37,7 +43,7 @@ def check_engine(
             "by `triptych pd`"
         )
     architecture = (model.hf_config.architectures or [model.hf_config.model_type])[0]
-    if not class_of(architecture).saved_by_vllm and is_producer:
+    if not class_of(architecture, generic=generic).saved_by_vllm and is_producer:
         raise ConfigError(
             f"TriptychECConnector: what vLLM saves of {architecture} could not be used by PD workers: set "
             "ec_role to ec_consumer, and have `triptych encoder` encode"

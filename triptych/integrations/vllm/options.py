@@ -32,7 +32,8 @@ class ConnectorOptions:
     `host_folder` is where host copies are that worker processes read. `row_width` is the number of elements
     in a row; 0: by the model's configuration. `ends_with_parent`: the engine's process ends with the one
     that started it, even one that was killed. `trusted_front_door`: only clients that may choose any
-    mm_hash reach this instance's API. With the cluster's `token`, and `tls` where its services have
+    mm_hash reach this instance's API. `engine_class` is "known", or "generic" where a PD worker tries a class
+    that is not in the table. With the cluster's `token`, and `tls` where its services have
     certificates, embeddings are read at encoder workers that a PD worker names.
     """
 
@@ -46,6 +47,7 @@ class ConnectorOptions:
     row_width: int = 0
     ends_with_parent: bool = False
     trusted_front_door: bool = False
+    engine_class: str = "known"
     token: str = field(default="", repr=False)
     tls: TlsFiles | None = None
 
@@ -79,9 +81,17 @@ def parse_options(extra: Mapping[str, object]) -> ConnectorOptions:
         row_width=int(_number(extra, "row_width", 0, maximum=1 << 24)),
         ends_with_parent=_switch(extra, "ends_with_parent"),
         trusted_front_door=_switch(extra, "trusted_front_door"),
+        engine_class=_engine_class(extra),
         token=_token(_text(extra, "internal_token_file", "")),
         tls=_tls(extra),
     )
+
+
+def _engine_class(extra: Mapping[str, object]) -> str:
+    given = _text(extra, "engine_class", "known")
+    if given not in ("known", "generic"):
+        raise ConfigError(f"{_WHERE}: engine_class must be known or generic")
+    return given
 
 
 def _token(file: str) -> str:

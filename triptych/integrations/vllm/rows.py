@@ -15,8 +15,10 @@ import torch
 from triptych.base.errors import TriptychError
 from triptych.base.log import log_fields, short
 from triptych.base.machine.copy_stream import CopyStream
-from triptych.base.types import ItemPlan
+from triptych.base.types import SCALE_BYTES, ItemPlan
+from triptych.ec_connector.connectors.host_buffers import DTYPES
 from triptych.ec_connector.connectors.store_client import StoreClient
+from triptych.ec_connector.int8_rows import unpacked
 from triptych.integrations.vllm.host_copies import LARGE_BYTES, HostCopy
 from triptych.integrations.vllm.mapped_copies import MappedCopies
 from triptych.integrations.vllm.options import ConnectorOptions
@@ -108,8 +110,7 @@ class RowSaver:
         self._client.close()
 
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_NAMES = {dtype: name for name, dtype in DTYPES.items() if dtype.is_floating_point}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +119,9 @@ class CopySource:
 
     identifier: str
     rows: int
-    width: int
+    columns: int
     dtype: str
+    scales: int = 0
     path: str = ""
     memory: memoryview | None = field(default=None, repr=False)
     pieces: Sequence[torch.Tensor] = field(default=(), repr=False)
@@ -129,7 +131,9 @@ def source_of(copy: HostCopy) -> CopySource:
     """The copy as the step's metadata names it."""
     plan = copy.plan
     memory = copy.memory if isinstance(copy.memory, memoryview) and not copy.path else None
-    return CopySource(plan.mm_hash, plan.rows, plan.width, plan.dtype, copy.path, memory, copy.pieces)
+    return CopySource(
+        plan.mm_hash, plan.rows, plan.columns, plan.dtype, plan.scales, copy.path, memory, copy.pieces
+    )
 
 
 def read_rows(
@@ -148,18 +152,24 @@ def read_rows(
     while they live, and vLLM does not write into its encoder cache.
     """
     if not source.rows:
-        return torch.empty(0, source.width, dtype=dtype, device=device)
+        width = source.columns - SCALE_BYTES * source.scales
+        return torch.empty(0, width, dtype=dtype, device=device)
     kept = DTYPES[source.dtype]
-    nbytes = source.rows * source.width * kept.itemsize
+    nbytes = source.rows * source.columns * kept.itemsize
     if source.pieces:
         flat = _copied(source.pieces, nbytes, device, stream or CopyStream()).view(kept)
-        return flat.view(source.rows, source.width).to(dtype)
+        stored = flat.view(source.rows, source.columns)
+        return unpacked(stored, source.scales, dtype) if source.scales else stored.to(dtype)
     memory = source.memory
     if memory is None:
         memory = (mapped or MappedCopies()).view(source.path, nbytes)
-    flat = torch.frombuffer(memory, dtype=kept, count=source.rows * source.width)
+    stored = torch.frombuffer(memory, dtype=kept, count=source.rows * source.columns)
+    stored = stored.view(source.rows, source.columns)
+    if source.scales:
+        # On the device, after half of the transfer.
+        return unpacked(stored.to(device), source.scales, dtype)
     small = bool(source.path) and nbytes < LARGE_BYTES
-    return flat.view(source.rows, source.width).to(device=device, dtype=dtype, copy=small)
+    return stored.to(device=device, dtype=dtype, copy=small)
 
 
 def _copied(

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from triptych.base.errors import ConfigError
 from triptych.base.types import JsonObject
+from triptych.models.checkpoint.refused_classes import refused_class
 
 #: The entry points of adapters from outside: an architecture's name, and its adapter.
 ADAPTERS = "triptych.models"
@@ -26,7 +27,7 @@ _PARTS = re.compile(r"vision|visual|image|video|audio|speech|mm_")
 
 
 def check_architecture(path: Path, config: JsonObject) -> None:
-    """ConfigError for an architecture that neither transformers nor an adapter has, or that takes text alone.
+    """ConfigError for an architecture that neither transformers nor an adapter has, or that no worker loads.
 
     `config` is config.json's content. Where it names no architecture, or transformers has no sources here,
     loading tells.
@@ -40,6 +41,8 @@ def check_architecture(path: Path, config: JsonObject) -> None:
     of_text = all(name in mappings.get(_TEXT, ()) and name not in _of_media() for name in named)
     if of_text and not any(_PARTS.search(key) for key in config):
         raise ConfigError(f"MODEL={path}: {', '.join(named)} takes text alone: serve it with vLLM or SGLang")
+    if refused := refused_class(named[0]):
+        raise ConfigError(f"MODEL={path}: {named[0]} cannot be served ({refused.reason}): {refused.instead}")
 
 
 def unknown_architecture(path: Path, named: list[str]) -> ConfigError:
@@ -63,7 +66,7 @@ def _of_media() -> frozenset[str]:
 @cache
 def _mappings() -> dict[str, frozenset[str]]:
     """Names of classes by transformers' mapping (`MODEL_FOR_…_MAPPING_NAMES`); empty without transformers."""
-    folder = _folder()
+    folder = model_sources()
     file = folder and folder / "auto" / "modeling_auto.py"
     if not file or not file.is_file():
         return {}
@@ -78,12 +81,12 @@ def _mappings() -> dict[str, frozenset[str]]:
 
 def _is_defined(name: str) -> bool:
     """Whether a class that no mapping names is defined by transformers."""
-    folder, defined = _folder(), re.compile(rf"^class {re.escape(name)}\b", re.MULTILINE)
+    folder, defined = model_sources(), re.compile(rf"^class {re.escape(name)}\b", re.MULTILINE)
     files = folder.glob("*/modeling_*.py") if folder else ()
     return any(defined.search(file.read_text(encoding="utf-8")) for file in files)
 
 
-def _folder() -> Path | None:
+def model_sources() -> Path | None:
     """transformers' folder of models."""
     spec = find_spec("transformers")
     places = spec.submodule_search_locations if spec else None

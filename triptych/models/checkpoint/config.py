@@ -14,6 +14,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from triptych.base.errors import ConfigError
 from triptych.models.checkpoint.folder import read_config
 
+#: Read at the top of every class's config.
+_OF_WRAPPED = ("image_token_id", "vision_config", "vision_start_token_id", "vision_end_token_id")
+
 
 def load_config(path: Path) -> PreTrainedConfig:
     """The config; ConfigError where config.json does not fit its model type.
@@ -34,6 +37,11 @@ def load_config(path: Path) -> PreTrainedConfig:
     for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
         if getattr(part, "quantization_config", None) is not None:
             del part.quantization_config
+    # What a retriever's config has inside that of the model around which it is made.
+    inner = getattr(config, "vlm_config", None)
+    for name in _OF_WRAPPED:
+        if (value := getattr(inner, name, None)) is not None and not hasattr(config, name):
+            setattr(config, name, value)
     return config
 
 

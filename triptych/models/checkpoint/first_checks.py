@@ -6,6 +6,7 @@ from pathlib import Path
 
 from triptych.base.config import EncoderConfig, PDConfig
 from triptych.models.checkpoint.folder import check_folder, check_image_processor, given_template
+from triptych.models.checkpoint.processor_libraries import check_processor_libraries
 from triptych.models.checkpoint.quantized import check_for_engine
 from triptych.models.checkpoint.support import check_supported, required_by_flags
 
@@ -15,6 +16,7 @@ def check_encoder_model(path: Path, flags: EncoderConfig) -> None:
     check_supported(path, required_by_flags(flags))
     check_folder(path, texts=False)
     check_image_processor(path)
+    check_processor_libraries(path)
 
 
 def check_pd_model(path: Path, flags: PDConfig) -> None:

@@ -38,7 +38,10 @@ def _foreign(names: Iterable[str]) -> str:
     """What a folder without config.json is, and where it is served; empty for none that is known."""
     for name in names:
         if name == "adapter_config.json":
-            return "is a LoRA adapter: merge it into its checkpoint (peft: merge_and_unload) and give that"
+            return (
+                "is a LoRA adapter: merge it into its checkpoint (peft: merge_and_unload) and give that, or "
+                "give the checkpoint, and the adapter by --lora-modules with --engine vllm"
+            )
         if name.endswith(".gguf"):
             return f"holds {name}, which llama.cpp serves: {_REMEDY}"
     return ""
@@ -74,9 +77,17 @@ SETTINGS_FILES = ("processor_config.json", "preprocessor_config.json")
 
 
 def check_image_processor(path: Path) -> None:
-    """ConfigError where config.json has a part for pictures, and the folder nothing that prepares them."""
+    """ConfigError where config.json has a part for pictures, and nothing here prepares each alone."""
     if "vision_config" in read_config(path) and not any((path / name).is_file() for name in SETTINGS_FILES):
         raise no_image_processor(path)
+    if any((read_json(path / name) or {}).get("use_image_id") is True for name in SETTINGS_FILES):
+        raise rewrites_prompt(path, numbers=True)
+
+
+def rewrites_prompt(path: Path, *, numbers: bool) -> ConfigError:
+    """Of a processor whose tokens for a picture depend on what is beside it, like its number."""
+    remedy = "set use_image_id to false in preprocessor_config.json" if numbers else "it cannot be served"
+    return ConfigError(f"MODEL={path}: its processor rewrites the prompt around pictures: {remedy}")
 
 
 def no_image_processor(path: Path) -> ConfigError:

@@ -12,9 +12,11 @@ from tokenizers import Tokenizer
 from triptych.base.errors import ConfigError
 from triptych.base.types import JsonObject, Task
 from triptych.models.checkpoint.folder import read_json
+from triptych.models.checkpoint.retriever import is_retriever
 
-PoolingMethod = Literal["last", "mean", "cls"]
+PoolingMethod = Literal["last", "mean", "cls", "token"]
 
+#: Those of one vector.
 METHODS: tuple[PoolingMethod, ...] = ("last", "mean", "cls")
 #: sentence-transformers' names of them, in `pooling_mode` or as the ends of its older flags.
 _MODES: dict[str, PoolingMethod] = {
@@ -32,13 +34,15 @@ class PoolingDefaults:
     """A checkpoint's task, and how a request that says nothing of it is pooled.
 
     `score_ids` are the tokens whose logits give a score: for "yes", and for "no" where there is one. Without
-    them a score is the first output of the class's own head.
+    them a score is the first output of the class's own head. `width` is that of a retriever's vectors, of
+    which each token has one.
     """
 
     task: Task = "generate"
     method: PoolingMethod = "last"
     normalize: bool = True
     score_ids: tuple[int, ...] = ()
+    width: int = 0
 
     @property
     def generates(self) -> bool:
@@ -78,6 +82,8 @@ def _read(path: Path) -> tuple[PoolingDefaults, list[str]]:
         if labels != 1:
             raise ConfigError(f"MODEL={path} has a head of {labels} labels: only one, a score, is served")
         return PoolingDefaults("score"), []
+    if is_retriever(config):
+        return PoolingDefaults("token_embed", "token", width=int(config.get("embedding_dim") or 128)), []
     words = config.get("classifier_from_token")
     if words is None and "reranker" in _name(path).lower():
         words = ["no", "yes"]

@@ -77,9 +77,20 @@ MATRIX = (
     Support("tensor_parallel", "Tensor parallelism: `--tensor-parallel`", f"{_RANKS}; never run on CUDA yet"),
     Support("devices", "Devices other than CPUs and CUDA", "", "give --device cpu, cuda or cuda:N"),
     Support("pipeline_parallel", "Pipeline parallelism", "", "give --pipeline-parallel 1, and more workers"),
-    Support("speculative", "Speculative decoding", "", "leave --speculative-model out"),
+    Support(
+        "speculative",
+        "Speculative decoding",
+        "",
+        "leave --speculative-model out, or take --speculative-config with --engine vllm",
+    ),
     Support("sliding_window", "Sliding windows", "", "give a checkpoint without sliding_window"),
-    Support("lora", "LoRA adapters", "", "merge the adapter into the checkpoint"),
+    Support(
+        "lora",
+        "LoRA adapters",
+        "",
+        "merge the adapter into the checkpoint, or give it to a decoder-only model by --lora-modules, with "
+        "--engine vllm",
+    ),
 )
 _BY_NAME = {row.name: row for row in MATRIX}
 

@@ -9,5 +9,10 @@ DECODER = GenericDecoder
 #: Only to tell a tower's tensors, which are digested whole, from a decoder's. A key that belongs to neither
 #: by its name counts as the tower's.
 KEYS = KeyMap(
-    encoder=((r"^(?!.*(language_model|text_model|lm_head|embed_tokens)|model\.(layers|norm)\.)", ""),)
+    encoder=(
+        (
+            r"^(?!.*(language_model|text_model|lm_head|embed_tokens|embedding_proj_layer)|model\.(layers|norm)\.)",
+            "",
+        ),
+    )
 )

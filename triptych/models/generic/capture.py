@@ -21,7 +21,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from triptych.base.errors import ConfigError
 from triptych.models.generic.masks import CAPTURE, spans_of
-from triptych.models.generic.sides import MODALITIES, base_of, decoder_of, path_of, with_module
+from triptych.models.generic.sides import (
+    MODALITIES,
+    PROJECTION,
+    base_of,
+    decoder_of,
+    path_of,
+    with_module,
+)
 
 #: Token types that classes take from their processors, one per token.
 TYPES = ("mm_token_type_ids", "token_type_ids")
@@ -205,6 +212,8 @@ class PromptCapture:
         self._media = {each: _media_names(base, each, names) for each in MODALITIES}
         self._names = frozenset(names)
         self._lock = threading.Lock()
+        #: A retriever that merges pictures itself: its base, given embeddings alone, counts positions.
+        self._in_order = base is not model and _gives_embeddings(model, base, embedding)
         self.container = CONTAINERS[0]
         #: As `container`, of items of other modalities, from the first one on.
         self._containers: dict[str, tuple[Container, Container]] = {}
@@ -338,7 +347,7 @@ class PromptCapture:
         return CapturedPrompt(
             embedded=first.clamp(min=0),
             rows=torch.where(first < 0, -first - 1, -1),
-            positions=None if positions is None else positions.reshape(-1, length).cpu(),
+            positions=None if positions is None or self._in_order else positions.reshape(-1, length).cpu(),
             masks={kind: mask for kind, mask in made.items() if mask.shape[0] != 1 or mask.dim() == 1},
             inputs={name: value[0] for name, value in self._inputs(seen, length).items()},
             levels=len(levels),
@@ -356,6 +365,20 @@ class PromptCapture:
                 )
             inputs[name] = value
         return inputs
+
+
+def _gives_embeddings(model: PreTrainedModel, base: PreTrainedModel, embedding: IdEmbedding) -> bool:
+    """Whether it is a retriever that embeds tokens itself, so that its base knows of no pictures."""
+    if getattr(model, PROJECTION, None) is None:
+        return False
+    recorder = _Recorder(base, base.config, embedding)
+    try:
+        with_module(model, path_of(model, base), recorder)(
+            input_ids=torch.zeros(1, 1, dtype=torch.int64, device=embedding.weight.device)
+        )
+    except _Captured as captured:
+        return captured.seen.get("input_ids") is None  # type: ignore[attr-defined]
+    return False
 
 
 def captured_config(config: PreTrainedConfig) -> PreTrainedConfig:

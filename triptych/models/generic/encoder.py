@@ -93,21 +93,29 @@ class GenericEncoder(EncoderSide):
     def load(
         cls, path: Path, *, device: torch.device, dtype: torch.dtype, quantize: bool = False
     ) -> GenericEncoder:
-        config = load_config(path)
-        examined = examine(config, capture_class=cls.capture_class)
         # Before the weights: what is wrong with the folder is said at once.
-        processor = GenericProcessor(path, modality_tokens(config), examined.type_names)
-        empty = empty_model(config)
-        keep_encoder(empty)
-        cls._check_rows(path, cls._of(empty, examined, torch.device("meta"), torch.float32), processor)
+        empty = cls.without_weights(path)
+        cls._check_rows(path, empty)
         module = load_side(path, keep_encoder, device=device, dtype=dtype, quantize=quantize)
-        side = cls._of(module, examined, device, dtype)
-        side._processor = processor
+        side = cls._of(module, empty._examined, device, dtype)
+        side._processor = empty._processor
         if cls is not GenericEncoder or side.modality == "audio" or not has_fixed_size(side):
             return side
         fixed = FixedSizeImages.__new__(FixedSizeImages)
         fixed.__dict__.update(side.__dict__)
         return fixed
+
+    @classmethod
+    def without_weights(cls, path: Path) -> Self:
+        """The side that prepares items, on meta."""
+        config = load_config(path)
+        examined = examine(config, capture_class=cls.capture_class)
+        processor = GenericProcessor(path, modality_tokens(config), examined.type_names)
+        empty = empty_model(config)
+        keep_encoder(empty)
+        side = cls._of(empty, examined, torch.device("meta"), torch.float32)
+        side._processor = processor
+        return side
 
     @classmethod
     def without_processor(
@@ -128,10 +136,9 @@ class GenericEncoder(EncoderSide):
         return side
 
     @staticmethod
-    def _check_rows(path: Path, empty: GenericEncoder, processor: GenericProcessor) -> None:
+    def _check_rows(path: Path, empty: GenericEncoder) -> None:
         """ConfigError where the tower, on meta, makes more or fewer rows of a picture than the processor
         writes placeholders. A tower that reads values has its rows compared when it warms up."""
-        empty._processor = processor
         try:
             item = empty.preprocess(empty.sample(), {})
             rows = len(empty.encode_item(item))

@@ -87,6 +87,8 @@ def examine(
     if recurrent_layers(text):
         decoder.to(dtype)
     calls, states = probe(name, decoder, width, rows, inputs)
+    if not prompt.masks and not all(call.causal for call in calls):
+        raise ConfigError(f"{name}: all tokens attend to one another, also those of a text: not served yet")
     shapes = tuple(call.shape for call in calls)
     attending = next(call for call in calls if call.heads)
     first = attending.shape

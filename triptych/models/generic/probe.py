@@ -41,11 +41,12 @@ _TOKENS = 2
 
 @dataclass(frozen=True, slots=True)
 class ProbedLayer:
-    """One layer's call of its attention function."""
+    """One layer's call of its attention function. `causal`: by itself no token attends to a later one."""
 
     shape: KVShape
     heads: int
     window: int | None
+    causal: bool = True
 
 
 #: Of a layer that keeps a state alone.
@@ -144,7 +145,9 @@ def _record(
         raise ConfigError(f"{name} attends with {', '.join(unknown)}: it cannot be served")
     shape = KVShape(key.shape[1], key.shape[-1], value.shape[-1])
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    attn_metadata[layer] = ProbedLayer(shape, query.shape[1], sliding_window)
+    attn_metadata[layer] = ProbedLayer(
+        shape, query.shape[1], sliding_window, bool(getattr(module, "is_causal", True))
+    )
     return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
 
 

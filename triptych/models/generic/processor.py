@@ -24,14 +24,21 @@ from triptych.base.errors import ConfigError, InvalidRequest, TooLarge, reason_o
 from triptych.base.types import JsonObject, Options
 from triptych.models.audio import AudioFile, Silence
 from triptych.models.checkpoint.config import load_config
-from triptych.models.checkpoint.folder import SETTINGS_FILES, check_vocabulary, read_config, read_json
+from triptych.models.checkpoint.folder import (
+    SETTINGS_FILES,
+    check_vocabulary,
+    read_config,
+    read_json,
+    rewrites_prompt,
+)
+from triptych.models.checkpoint.processor_libraries import lacking_library
 from triptych.models.generic.options import ProcessorOptions
 from triptych.models.images import (
     check_resized,
     load_image_processor,
-    on_levels,
     processor_identity,
 )
+from triptych.models.level_steps import on_levels
 from triptych.models.video.clip import SAMPLING, Clip, check_sampling, sampled_indices
 from triptych.models.video.loading import load_video_processor, video_settings
 
@@ -113,7 +120,7 @@ class GenericProcessor:
             self._sound_id = token_ids["audio"]
             self._check_sound(path)
         else:
-            self._sizes = self._check_alone(path)
+            self._sizes = self._check_alone(path) if self._expands else {}
             defaults = self._defaults("images")
             self._options = ProcessorOptions(pictures, defaults)
             self._size = defaults.get("size") or getattr(pictures, "size", None)
@@ -274,8 +281,20 @@ class GenericProcessor:
             {name: value for name, value in inputs.items() if torch.is_tensor(value)},
         )
 
+    @property
+    def _expands(self) -> bool:
+        """Whether it writes pictures into a text; a retriever's puts words of its own around each one."""
+        return not hasattr(self._processor, "visual_prompt_prefix")
+
     def _run(self, text: str, images: list[Image.Image], options: Options | None = None) -> dict[str, Any]:
-        return self._call(text, images=images, **({"images_kwargs": dict(options)} if options else {}))
+        given: dict[str, Any] = {"images_kwargs": dict(options)} if options else {}
+        if self._expands:
+            return self._call(text, images=images, **given)
+        inputs = dict(self._processor(images=images, return_tensors="pt", **given))
+        # Padded to the patches of the largest picture, of which there is one.
+        if (pixels := inputs["pixel_values"]).dim() == 3:
+            inputs["pixel_values"] = pixels[0]
+        return inputs
 
     def _call(self, text: str, **given: Any) -> dict[str, Any]:
         with warnings.catch_warnings():
@@ -301,10 +320,7 @@ class GenericProcessor:
             expected = [(self._fixed([*one, *other]), self._fixed(beside))]
         if any(alone != given for alone, given in expected):
             numbers = getattr(self._processor.image_processor, "use_image_id", False)
-            remedy = (
-                "set use_image_id to false in preprocessor_config.json" if numbers else "it cannot be served"
-            )
-            raise ConfigError(f"MODEL={path}: its processor rewrites the prompt around pictures: {remedy}")
+            raise rewrites_prompt(path, numbers=bool(numbers))
         return dict(_sizes(outs[0]).items() & _sizes(outs[1]).items())
 
     def _ids(self, text: str, images: list[Image.Image]) -> list[int]:
@@ -392,10 +408,7 @@ def _class_of(path: Path) -> Any:
             return cls
         # A stand-in that transformers has where a library is lacking: another class would take its place.
         if lacking := ", ".join(getattr(cls, "_backends", ())):
-            raise ConfigError(
-                f"MODEL={path}: its processor {name} needs {lacking}, which is not installed: install it "
-                "beside the encoder workers"
-            )
+            raise lacking_library(path, "processor", name, lacking)
     raise ConfigError(
         f"MODEL={path}: transformers {transformers.__version__} has no processor for it here "
         f"({names[0] if names else 'none is named'}): it may need torchvision"

@@ -14,7 +14,15 @@ from triptych.base.errors import ConfigError
 from triptych.models.checkpoint.tensors import Cut
 from triptych.models.fused.layers import check_layer
 from triptych.models.generic.probe import probe
-from triptych.models.generic.sides import decoder_of, empty_model, head_of, keep_decoder, load_side, path_of
+from triptych.models.generic.sides import (
+    PROJECTION,
+    decoder_of,
+    empty_model,
+    head_of,
+    keep_decoder,
+    load_side,
+    path_of,
+)
 from triptych.models.geometry import DecoderGeometry
 from triptych.models.parallel.plan import (
     ShardPlan,
@@ -80,7 +88,10 @@ def _plan(
     if not own:
         raise _refusal(path, name, "transformers has no tensor-parallel plan for its text model")
     keep_decoder(model)
-    head = (re.escape(path_of(model, head_of(model))), Style.VOCABULARY)
+    path_of_head = path_of(model, head_of(model))
+    # A retriever's head is small, and rank 0 alone computes vectors.
+    style = Style.REPLICATE if path_of_head == PROJECTION else Style.VOCABULARY
+    head = (re.escape(path_of_head), style)
     rules = rules_of_transformers(own, f"{path_of(model, decoder)}.")
     # What transformers' plan leaves out is whole on every rank, and nothing of it is summed.
     plan = ShardPlan((*rules, head, (".*", Style.REPLICATE)), geometry.num_heads, geometry.num_kv_heads)

@@ -26,6 +26,8 @@ from triptych.models.weights.quantization import Int8Linear, quantize_linears
 
 #: Features that a class's base may ask a getter for, in the order in which they are tried.
 MODALITIES = ("image", "audio", "video")
+#: The layer of a retriever that makes a vector of each hidden state.
+PROJECTION = "embedding_proj_layer"
 
 
 def class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
@@ -60,10 +62,11 @@ def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def base_of(model: PreTrainedModel) -> PreTrainedModel:
-    """The module whose forward merges media into the token embeddings."""
-    inner = getattr(model, "model", None)
-    has_getter = any(hasattr(inner, f"get_{modality}_features") for modality in MODALITIES)
-    return inner if inner is not None and has_getter else model
+    """The module whose forward merges media into the token embeddings: of a retriever its `vlm`."""
+    for inner in (getattr(model, name, None) for name in ("model", "vlm")):
+        if inner is not None and any(hasattr(inner, f"get_{modality}_features") for modality in MODALITIES):
+            return inner
+    return model
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
@@ -86,10 +89,14 @@ def decoder_of(model: PreTrainedModel) -> nn.Module:
 
 
 def head_of(model: PreTrainedModel) -> nn.Module | None:
-    """The module that gives logits, or scores; of Nemotron-H Omni that of the language model in it."""
+    """The module that gives logits, scores, or a retriever's vectors.
+
+    Of Nemotron-H Omni it is that of the language model in it.
+    """
     inner: Any = model.get_decoder()
     head: nn.Module | None = model.get_output_embeddings() or inner.get_output_embeddings()
-    return getattr(model, "score", None) if head is None else head
+    others = (getattr(model, name, None) for name in ("score", PROJECTION))
+    return next((other for other in others if other is not None), None) if head is None else head
 
 
 def path_of(root: nn.Module, module: nn.Module | None) -> str:
@@ -180,8 +187,9 @@ def load_side(
     if checkpoint.scaled:
         # Read here: transformers would want a GPU for some formats, and further libraries for others.
         given = {"config": whole, "state_dict": checkpoint.lazy(dtype)}
-    elif quantization_of(checkpoint.config):
-        # Else transformers reads it itself, with a quantization that this side's tensors do not have.
+    elif quantization_of(checkpoint.config) or hasattr(whole, "vlm_config"):
+        # Else transformers reads it itself, with a quantization that this side's tensors do not have, and
+        # without what `load_config` has put at a retriever's top.
         given = {"config": whole}
 
     def init(self: Any, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:

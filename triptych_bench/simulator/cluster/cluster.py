@@ -9,6 +9,7 @@ from dataclasses import replace
 from triptych.base.types import WorkerInfo
 from triptych.proxy.pd.router import KEEPS_ITEMS
 from triptych.proxy.workers import KnownWorkers, Worker
+from triptych.registry.matching import PREFILL, ROLE, ROLES
 from triptych_bench.goodput.load.job import RequestRecord
 from triptych_bench.simulator.cluster.context import Counters, SimulationContext
 from triptych_bench.simulator.cluster.encoder import SimulatedEncoder
@@ -52,7 +53,7 @@ class SimulatedCluster:
                 # A tower inside the step has no turn of its own on the device.
                 self.start_encoder(address, None if shape.in_step else device, encoder)
             if role.decodes:
-                self.workers[address] = SimulatedPD(context, device, tower)
+                self.workers[address] = SimulatedPD(context, device, tower, role.pd_role)
         self.known = KnownWorkers()
         for address in self.workers:
             self.register_pd(address)
@@ -100,6 +101,7 @@ class SimulatedCluster:
             "max_num_seqs": self._limits.pd.max_num_seqs,
             "max_model_len": self.workers[address].scheduler.limits.max_model_len,
             KEEPS_ITEMS: int(self._limits.pd.prefix_caching),
+            ROLE: ROLES.index(self.workers[address].role),
         }
         self._register(WorkerInfo(address, "pd", "0", MODEL_KEY, MODEL, (), capacity))
 
@@ -113,6 +115,8 @@ class SimulatedCluster:
         }
         if encoders:
             busy["encoder"] = statistics.fmean(encoder.tower_seconds for encoder in encoders)
+        if prefill := [each.step_seconds for each in self.workers.values() if each.role == PREFILL]:
+            busy["prefill"] = statistics.fmean(prefill)
         counters.utilisation = {name: spent / seconds for name, spent in busy.items()}
         return counters
 

@@ -18,14 +18,16 @@ from triptych_bench.simulator.costs.costs import CostModel, ModelShape
 class Counters:
     """Of the whole simulation, warm-up included; `seconds` is its virtual length.
 
-    `utilisation`: share of time in which towers ("encoder") and steps ("pd") were under way, over the workers
-    of the pool; "proxy": CPU seconds of the one proxy per second, above 1 if one is not enough.
+    `utilisation`: share of time in which towers ("encoder") and steps ("pd"; "prefill" of prefill workers
+    alone) were under way, over the workers of the pool; "proxy": CPU seconds of the one proxy per second,
+    above 1 if one is not enough. `handed_over`: attempts at workers that were to take a request over.
     """
 
     seconds: float = 0.0
     tower_items: int = 0
     re_encodes: int = 0
     tokens: int = 0
+    handed_over: int = 0
     utilisation: dict[str, float] = field(default_factory=dict)
 
 
@@ -88,7 +90,10 @@ class SimulatedStore(ByteLru):
 
 @dataclass(frozen=True, slots=True)
 class SimulationContext:
-    """The loop, the store and the counters of a simulation, and what it is simulated with."""
+    """The loop, the store and the counters of a simulation, and what it is simulated with.
+
+    `stored_kv`: digests of the KV blocks that prefill workers have passed on; all of them have room.
+    """
 
     loop: VirtualLoop
     costs: CostModel
@@ -96,3 +101,11 @@ class SimulationContext:
     limits: Limits
     store: SimulatedStore
     counters: Counters
+    stored_kv: set[bytes] = field(default_factory=set)
+
+    def kv_seconds(self, tokens: int) -> tuple[float, float]:
+        """Of the KV of so many tokens: until a prefill worker has passed it on, and until another has it."""
+        nbytes, bandwidth = tokens * self.model.kv_token_bytes, self.limits.kv_bandwidth
+        if bandwidth:
+            return 0.0, self.store.trip + nbytes / bandwidth
+        return self.costs.encoder.save(nbytes), self.costs.pd.load(nbytes)

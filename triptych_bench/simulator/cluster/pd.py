@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -20,12 +21,14 @@ from triptych.ec_connector.metadata import Fetch, LoadId, Reports, TransferMetad
 from triptych.pd_worker.core.admission import Admission, SchedulerLimits
 from triptych.pd_worker.core.encoder_cache import EncoderCache
 from triptych.pd_worker.core.items.tracker import ItemTracker
+from triptych.pd_worker.core.kv_cache.block_pool import PrefixChain
 from triptych.pd_worker.core.kv_cache.kv_cache_manager import KVCacheManager
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, ScheduledChunk, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest, RequestState
 from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.protos import pd_pb2
 from triptych.protos.convert import in_state
+from triptych.registry.matching import BOTH, PREFILL
 from triptych_bench.simulator.cluster.context import ByteLru, SimulationContext
 from triptych_bench.simulator.cluster.loop import FifoLock, VirtualTimer
 from triptych_bench.simulator.cluster.requests import SimulatedRequest
@@ -135,8 +138,11 @@ class SimulatedLoads:
 class SimulatedPD:
     """`submit`, `items_ready` and `cancel` are called at the moment at which the worker gets the message."""
 
-    def __init__(self, context: SimulationContext, device: FifoLock, tower: StepTower | None) -> None:
+    def __init__(
+        self, context: SimulationContext, device: FifoLock, tower: StepTower | None, role: str = BOTH
+    ) -> None:
         config = context.limits.pd
+        self.role, self._context = role, context
         num_blocks = max(1, config.kv_memory // (config.block_size * context.model.kv_token_bytes))
         longest = min(config.max_model_len or _LONGEST, num_blocks * config.block_size)
         self.kv = KVCacheManager(num_blocks, config.block_size, prefix_caching=config.prefix_caching)
@@ -159,6 +165,8 @@ class SimulatedPD:
         self._device, self._tower = device, tower
         #: Requests on their way to the scheduler: when they will be there, and Submit's reply.
         self._parsing: dict[str, tuple[VirtualTimer, asyncio.Future[RequestError | None]]] = {}
+        #: Requests whose KV is on its way here.
+        self._loading: dict[str, VirtualTimer] = {}
         self._inbox: list[Callable[[], None]] = []
         self._awake = self._busy = False
         self._alarm: VirtualTimer | None = None
@@ -171,7 +179,8 @@ class SimulatedPD:
     @property
     def held(self) -> int:
         """Requests that have not ended."""
-        return self.scheduler.num_waiting + self.scheduler.num_running + len(self._parsing)
+        here = self.scheduler.num_waiting + self.scheduler.num_running
+        return here + len(self._parsing) + len(self._loading)
 
     def attach(self, stream: SimulatedLink) -> None:
         """The stream that steps are reported on, from now on."""
@@ -182,6 +191,9 @@ class SimulatedPD:
     ) -> asyncio.Future[RequestError | None]:
         """Takes a request in: the future gets the error of one that could never run, or None."""
         admitted: asyncio.Future[RequestError | None] = self._loop.create_future()
+        resumed = len(message.resume.output_token_ids)
+        if resumed:
+            self.cancel(message.request_id)  # an attempt before this one
         parsed = EngineRequest(
             request_id=message.request_id,
             attempt=message.attempt,
@@ -196,7 +208,10 @@ class SimulatedPD:
             position_delta=0,
             sampling=cast(Any, None),
             prefix_root=bytes(32),
-            output=CountedOutput(request.output_tokens, request.output_token),
+            output=CountedOutput(request.output_tokens - resumed, request.output_token),
+            output_token_ids=[request.output_token] * resumed,
+            resumed_tokens=resumed,
+            planned=message.resume.planned,
         )
         seconds = self._costs.take(len(request.prompt_token_ids))
         timer = self._loop.call_later(seconds, self._admit, parsed, admitted)
@@ -208,10 +223,54 @@ class SimulatedPD:
         try:
             self.scheduler.check(request)
         except RequestError as refusal:
-            admitted.set_result(refusal)
+            _answer(admitted, refusal)
         else:
-            self._put(lambda: self.scheduler.add(request, self._loop.now))
-            admitted.set_result(None)
+            self._add(request)
+            _answer(admitted, None)
+
+    def _add(self, request: EngineRequest) -> None:
+        """Adds it; one that was handed over, once what is passed on of its KV is here."""
+        add = lambda: self.scheduler.add(request, self._loop.now)  # noqa: E731
+        digests = self._passed_on(request) if request.planned else []
+        if not digests:
+            self._put(add)
+            return
+
+        def arrived() -> None:
+            del self._loading[request.request_id]
+            self._put(lambda: self._keep(digests))
+            self._put(add)
+
+        seconds = self._context.kv_seconds(len(digests) * self.kv.block_size)[1]
+        self._loading[request.request_id] = self._loop.call_later(seconds, arrived)
+
+    def _passed_on(self, request: EngineRequest) -> list[bytes]:
+        blocks, size = request.num_prompt_tokens // self.kv.block_size, self.kv.block_size
+        given = request.prefix_root, request.prompt_token_ids, request.output_token_ids, request.features
+        digests = PrefixChain(*given, size, request.both_ways).digests(blocks)
+        return list(itertools.takewhile(self._context.stored_kv.__contains__, digests))
+
+    def _keep(self, digests: Sequence[bytes]) -> None:
+        """The blocks are as if they had been computed here and were idle; without room they are computed."""
+        pool = self.kv.pool
+        held = [block for digest in digests if (block := pool.find(digest)) is not None]
+        new = [digest for digest in digests if pool.find(digest) is None]
+        for block in held:
+            pool.add_reference(block)
+        if len(new) + self.scheduler.num_running <= pool.num_free:
+            blocks = pool.allocate(len(new))
+            pool.label(blocks, new)
+            pool.release(list(reversed(blocks)))
+        pool.release(list(reversed(held)))
+
+    def _pass_on(self, chunks: Iterable[ScheduledChunk]) -> None:
+        """Offers the requests whose prompts are computed now, once their KV may be had elsewhere."""
+        for chunk in chunks:
+            state, blocks = chunk.state, chunk.state.num_prompt_tokens // self.kv.block_size
+            if chunk.samples and chunk.start < state.num_prompt_tokens:
+                self._context.stored_kv.update(state.chain.digests(blocks))
+                seconds, name = self._context.kv_seconds(blocks * self.kv.block_size)[0], state.request
+                self._loop.call_later(seconds, self._stream.offer, name.request_id, name.attempt)
 
     def items_ready(self, mm_hashes: Sequence[str]) -> None:
         self._put(lambda: self.scheduler.mark_ready(mm_hashes, self._loop.now))
@@ -220,7 +279,9 @@ class SimulatedPD:
         if request_id in self._parsing:
             timer, admitted = self._parsing.pop(request_id)
             timer.cancel()
-            admitted.set_result(None)
+            _answer(admitted, None)
+        elif request_id in self._loading:
+            self._loading.pop(request_id).cancel()
         else:
             self._put(lambda: self.scheduler.cancel([request_id], "proxy"))
 
@@ -269,6 +330,8 @@ class SimulatedPD:
 
     def _stepped(self, output: SchedulerOutput, started: float) -> None:
         self.step_seconds += self._loop.now - started
+        if self.role == PREFILL:
+            self._pass_on(output.chunks)
         self._update(output, [_token(chunk.state) for chunk in output.chunks if chunk.samples])
         self._device.release()
         self._busy = False
@@ -283,6 +346,12 @@ class SimulatedPD:
         if events:
             self._stream.step(events, len(sampled))
         return bool(events) or result.moved_items
+
+
+def _answer(admitted: asyncio.Future[RequestError | None], refusal: RequestError | None) -> None:
+    """Submit's reply, unless the proxy has left off waiting for it: its cancel is under way then."""
+    if not admitted.done():
+        admitted.set_result(refusal)
 
 
 def _token(state: RequestState) -> int:

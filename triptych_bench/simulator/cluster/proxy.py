@@ -23,8 +23,10 @@ from triptych.proxy.call.chat import ChatCall, ChatMessage, Done, Timings
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.media.source import AudioPart, ImagePart, VideoPart
 from triptych.proxy.media.spool import MediaHold
+from triptych.proxy.pd.lengths import CHARS_PER_TOKEN
 from triptych.proxy.quotas.call_context import NOBODY
 from triptych.proxy.workers import KnownWorkers
+from triptych.registry.matching import PREFILL
 from triptych_bench.goodput.load.job import RequestRecord
 from triptych_bench.simulator.cluster.context import SimulationContext
 from triptych_bench.simulator.cluster.requests import SimulatedRequest
@@ -90,6 +92,8 @@ class SimulatedProxy:
         self._loop, self._costs = context.loop, context.costs.proxy
         self._limits, self._transport, self._ended = limits, transport, ended
         self._intake, self._metrics = asyncio.Lock(), ProxyMetrics()
+        #: Prompts are told apart by the lengths of their texts, which stand for nothing else.
+        self._roles = any(worker.role == PREFILL for worker in workers.serving("pd"))
         ids = itertools.count()
         self.dispatcher = Dispatcher(
             workers,
@@ -102,6 +106,7 @@ class SimulatedProxy:
             media=SimulatedMediaSource(),
             flow_control=limits.proxy.flow_control,
             skip_held_items=limits.proxy.skip_held_items,
+            prefill_threshold=limits.proxy.prefill_threshold,
             clock=context.loop.time,
             draw_id=lambda: f"{next(ids):08}",
         )
@@ -177,11 +182,12 @@ class SimulatedProxy:
     def _call(self, request: SimulatedRequest) -> ChatCall:
         media = (request.items[feature.mm_hash].media for feature in request.features)
         images = tuple(ImagePart(image, "messages") for image in media)
-        messages: tuple[ChatMessage, ...] = (ChatMessage("user", request.text),)
+        text = request.text.ljust(CHARS_PER_TOKEN * request.text_tokens) if self._roles else request.text
+        messages: tuple[ChatMessage, ...] = (ChatMessage("user", text),)
         if images and self._limits.affinity:
             messages = (ChatMessage("user", images), *messages)
         elif images:
-            messages = (ChatMessage("user", (*images, TextPart(request.text))),)
+            messages = (ChatMessage("user", (*images, TextPart(text))),)
         return ChatCall(
             label=request.name,
             model=MODEL,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from triptych.base.config import GIB, MIB, EncoderConfig, PDConfig, ProxyConfig
 from triptych.base.errors import ConfigError
+from triptych.registry.matching import BOTH, DECODE, PREFILL
 from triptych_bench.simulator.costs.costs import EncoderCosts
 
 #: KV memory of a PD worker without --kv-memory: what `auto` finds depends on the machine.
@@ -18,12 +19,14 @@ DECODE_THREADS = 2
 class WorkerRole:
     """What one worker does: it `encodes`, `decodes`, or both in turn. Each worker has a device of its own.
 
-    `encoder`: costs of an encoder on another device than the cost model's.
+    `encoder`: costs of an encoder on another device than the cost model's. `pd_role`: of a PD worker, as
+    --role.
     """
 
     encodes: bool = False
     decodes: bool = False
     encoder: EncoderCosts | None = None
+    pd_role: str = BOTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +53,29 @@ class ClusterShape:
     def pd_workers(self) -> int:
         return sum(worker.decodes for worker in self.workers)
 
+    @property
+    def prefill_workers(self) -> int:
+        """Those of the PD workers that hand requests over once their prompts are computed."""
+        return sum(worker.pd_role == PREFILL for worker in self.workers)
 
-def on_devices(encoders: int, pd_workers: int, encoder: EncoderCosts | None = None) -> ClusterShape:
-    """Encoders and PD workers, every one on a device of its own; `encoder`: costs of the encoders' kind."""
+
+def on_devices(
+    encoders: int, pd_workers: int, encoder: EncoderCosts | None = None, *, prefill: int = 0
+) -> ClusterShape:
+    """Encoders and PD workers, every one on a device of its own; `encoder`: costs of the encoders' kind.
+
+    `prefill` of the PD workers are prefill workers, and all others decode workers then.
+    """
     workers = (WorkerRole(encodes=True, encoder=encoder),) * encoders
-    workers += (WorkerRole(decodes=True),) * pd_workers
-    return ClusterShape(f"{encoders}E{pd_workers}PD", workers)
+    if not prefill:
+        workers += (WorkerRole(decodes=True),) * pd_workers
+        return ClusterShape(f"{encoders}E{pd_workers}PD", workers)
+    if prefill >= pd_workers:
+        raise ConfigError(f"{prefill} of {pd_workers} PD workers are for prefill: leave one to decode")
+    decode = pd_workers - prefill
+    workers += (WorkerRole(decodes=True, pd_role=PREFILL),) * prefill
+    workers += (WorkerRole(decodes=True, pd_role=DECODE),) * decode
+    return ClusterShape(f"{encoders}E{prefill}P{decode}D", workers)
 
 
 def colocated(replicas: int) -> ClusterShape:
@@ -75,6 +95,8 @@ class Limits:
     """The services' flags by their own names, the store's bytes, and the client's timeout in seconds.
 
     `affinity`: pictures are a message of their own, so that the router keeps equal ones on one PD worker.
+    `kv_bandwidth`: bytes per second at which KV goes from prefill to decode workers; 0: by the store, at the
+    costs of embeddings.
     """
 
     proxy: ProxyConfig = field(default_factory=ProxyConfig)
@@ -83,6 +105,7 @@ class Limits:
     store_memory: int = GIB
     client_timeout: float = 120.0
     affinity: bool = False
+    kv_bandwidth: float = 0.0
 
     @property
     def decode_threads(self) -> int:

@@ -15,6 +15,7 @@ from triptych.protos.convert import error_to_proto
 from triptych.protos.encoder_pb2 import EncodeEvent
 from triptych.proxy.media.source import ItemMedia
 from triptych.proxy.ports import LinkOwner, PDLoadReport, RequestEvents
+from triptych.registry.matching import PREFILL
 from triptych_bench.simulator.cluster.context import SimulationContext
 from triptych_bench.simulator.cluster.encoder import SimulatedEncoder
 from triptych_bench.simulator.cluster.pd import SimulatedPD
@@ -24,25 +25,38 @@ from triptych_bench.simulator.cluster.requests import SimulatedItem, SimulatedRe
 class ClientStream:
     """What the client of one request has received: the moment of each of its tokens, which are all alike."""
 
-    __slots__ = ("ended", "moments", "request")
+    __slots__ = ("attempts", "ended", "moments", "request")
 
     def __init__(self, request: SimulatedRequest, ended: asyncio.Future[None]) -> None:
         self.request = request
         self.moments: list[float] = []
+        #: Under way: two while a decode worker takes the request over.
+        self.attempts = 0
         #: Done when no more will come.
         self.ended = ended
 
-    @property
-    def token_ids(self) -> list[int]:
-        return [self.request.output_token] * len(self.moments)
+    def add(self, position: int, moment: float) -> None:
+        """A token, not before an earlier one: a short message may overtake a long one. Of two workers' the
+        client has the first."""
+        if position == len(self.moments):
+            self.moments.append(max(moment, self.moments[-1]) if self.moments else moment)
 
-    def add(self, moment: float) -> None:
-        """A token, not before an earlier one: a short message may overtake a long one."""
-        self.moments.append(max(moment, self.moments[-1]) if self.moments else moment)
-
-    def end(self) -> None:
-        if not self.ended.done():
+    def leave(self) -> None:
+        """An attempt is over."""
+        self.attempts -= 1
+        if not self.attempts and not self.ended.done():
             self.ended.set_result(None)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One attempt at one worker: positions of its next token there, and of the next that the proxy gets."""
+
+    client: ClientStream
+    number: int
+    position: int
+    passed_on: int
+    begun: bool = False
 
 
 @dataclass(slots=True)
@@ -131,25 +145,29 @@ class SimulatedLink:
         self._worker.attach(self)
         self._events, self._owner = events, owner
         #: By request id; None before its Submit is sent.
-        self._clients: dict[str, ClientStream | None] = {}
+        self._attempts: dict[str, _Attempt | None] = {}
 
     @property
     def in_flight(self) -> int:
-        return len(self._clients)
+        return len(self._attempts)
 
     def open_to(self, tenant: str) -> bool:
         return True
 
     def track(self, request_id: str, attempt: int, received: Sequence[int], tenant: str = "") -> None:
-        self._clients[request_id] = None
+        self.forget(request_id)
+        self._attempts[request_id] = None
 
     def forget(self, request_id: str) -> None:
-        if client := self._clients.pop(request_id, None):
-            client.end()
+        if attempt := self._attempts.pop(request_id, None):
+            attempt.client.leave()
 
     async def submit(self, message: pd_pb2.SubmitRequest) -> pd_pb2.SubmitReply:
         client = self._transport.clients[message.label]
-        self._clients[message.request_id] = client
+        start = len(message.resume.output_token_ids)
+        client.attempts += 1
+        self._attempts[message.request_id] = _Attempt(client, message.attempt, start, start)
+        self._counters.handed_over += message.resume.planned
         await asyncio.sleep(self._rpc)
         error: RequestError | None = Overloaded("too many requests wait for this worker", retry_after=1.0)
         if not self._worker.full:
@@ -187,15 +205,19 @@ class SimulatedLink:
         """Sent by the worker: the events of one step. Clients have its tokens once all are passed on."""
         later = self._rpc + self._token_seconds * tokens
         self._counters.tokens += tokens
-        moment, clients = self._loop.now + later, self._clients
+        moment, attempts, prefill = self._loop.now + later, self._attempts, self._worker.role == PREFILL
         left: list[EngineEvent] = []
         for event in events:
             if not isinstance(event, Delta):
                 left.append(event)
-            elif client := clients.get(event.request_id):
-                if not client.moments:
+            elif (attempt := attempts.get(event.request_id)) and attempt.number == event.attempt:
+                client = attempt.client
+                client.add(attempt.position, moment)
+                attempt.position += 1
+                # What another worker begins with, or has to catch up with.
+                if not attempt.begun or prefill or client.attempts > 1:
+                    attempt.begun = True
                     left.append(event)
-                client.add(moment)
         if left:
             self._loop.call_later(self._rpc, self._deliver, left)
 
@@ -204,11 +226,24 @@ class SimulatedLink:
         gets them all at once at the end, while the client has had each at its moment.
         """
         for event in events:
-            if client := self._clients.get(event.request_id):
-                if isinstance(event, Delta):
-                    self._events.tokens(event.request_id, event.attempt, 0, client.token_ids[:1], "")
-                    continue
-                if event.HasField("finished") and client.moments[1:]:
-                    self._events.tokens(event.request_id, event.attempt, 1, client.token_ids[1:], "")
+            attempt = self._attempts.get(event.request_id)
+            if attempt is None or attempt.number != event.attempt:
+                continue
+            if isinstance(event, Delta) or event.HasField("finished"):
+                self._pass_on(event.request_id, attempt)
+            if not isinstance(event, Delta):
                 self._events.deliver(event.request_id, event)
         self._owner.stepped()
+
+    def _pass_on(self, request_id: str, attempt: _Attempt) -> None:
+        """The tokens that the proxy has not yet: so many positions, which are all alike."""
+        start, attempt.passed_on = attempt.passed_on, attempt.position
+        tokens = [attempt.client.request.output_token] * (attempt.position - start)
+        if tokens:
+            self._events.tokens(request_id, attempt.number, start, tokens, "")
+
+    def offer(self, request_id: str, attempt: int) -> None:
+        """Sent by a prefill worker: another one may take the request over."""
+        offered = pd_pb2.RequestEvent(request_id=request_id, attempt=attempt)
+        offered.tokens.offered = True
+        self._loop.call_later(self._rpc, self._deliver, [offered])

@@ -16,7 +16,7 @@ from triptych_bench.goodput.load.workload import Workload
 from triptych_bench.simulator.cluster.shape import ClusterShape, colocated
 from triptych_bench.simulator.plan.estimate import Estimate, estimate, proxies_for, proxy_seconds
 from triptych_bench.simulator.plan.question import PlannedDevice, Question, check_question
-from triptych_bench.simulator.plan.ratios import Advice, Ratios, Served, advise, best_ratio
+from triptych_bench.simulator.plan.ratios import Advice, Ratios, Served, advise, advise_roles, best_ratio
 from triptych_bench.simulator.plan.scaling import Scaling, scaling
 from triptych_bench.simulator.plan.trials import COARSE, Trials
 from triptych_bench.simulator.run import NOT_MODELLED
@@ -223,11 +223,13 @@ def document(plan: CapacityPlan) -> dict[str, object]:
         "budget": question.budget or None,
         "seed": question.seed,
         "ratios": [_served(plan, served) for served in ratios.apart],
+        "roles": [_served(plan, served) for served in ratios.roles],
         "replicas": _served(plan, ratios.replicas),
         "in_step": _served(plan, ratios.in_step),
         "best": ratios.best.name if ratios.best.rate else None,
         "verdict": ratios.verdict,
         "advice": asdict(plan.advice),
+        "roles_advice": asdict(advise_roles(ratios)),
         "purchases": [
             asdict(one) | {"shape": one.shape.name, "proxies": plan.proxies(one.rate)}
             for one in plan.purchases

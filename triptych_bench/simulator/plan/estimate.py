@@ -22,7 +22,8 @@ PROXY_SHARE = 0.7
 @dataclass(frozen=True, slots=True)
 class Demand:
     """What a request of a workload asks on average. `fresh`: pictures that were not shown before;
-    `prompt_squared`: mean of the squared prompt, of which attention takes half.
+    `prompt_squared`: mean of the squared prompt, of which attention takes half; `prompts`: tokens, and the
+    share of requests with so many.
     """
 
     output_tokens: float
@@ -35,6 +36,7 @@ class Demand:
     patches_squared: float
     pixels: float
     picture_bytes: float
+    prompts: tuple[tuple[float, float], ...] = ()
 
 
 def demand_of(load: Workload, model: ModelShape) -> Demand:
@@ -58,6 +60,7 @@ def demand_of(load: Workload, model: ModelShape) -> Demand:
         patches_squared=sum(size[1] ** 2 * size[3] for size in sizes) / total,
         pixels=pixels,
         picture_bytes=pixels * JPEG_BYTES[load.content],
+        prompts=tuple(prompts),
     )
 
 
@@ -75,8 +78,8 @@ def proxies_for(rate: float, seconds: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Upper bounds in requests per second: of one encoder, one PD worker, one replica that is both; and
-    seconds of a step, and of a request's work on a PD worker.
+    """Upper bounds in requests per second: of one encoder, one PD worker, one replica that is both, one
+    prefill and one decode worker; and seconds of a step, and of a request's work on a PD worker.
     """
 
     encoder: float
@@ -84,6 +87,8 @@ class Estimate:
     replica: float
     step: float
     work: float
+    prefill: float = math.inf
+    decode: float = math.inf
 
     def bound(self, encoders: int, pd_workers: int) -> float:
         return min(encoders * self.encoder if encoders else math.inf, pd_workers * self.pd_worker)
@@ -91,7 +96,12 @@ class Estimate:
     def of(self, shape: ClusterShape) -> float:
         """Workers that encode and decode are replicas."""
         both = sum(worker.encodes and worker.decodes for worker in shape.workers)
-        return both * self.replica if both else self.bound(shape.encoders, shape.pd_workers)
+        if both:
+            return both * self.replica
+        if prefill := shape.prefill_workers:
+            encoders = shape.encoders * self.encoder if shape.encoders else math.inf
+            return min(encoders, prefill * self.prefill, (shape.pd_workers - prefill) * self.decode)
+        return self.bound(shape.encoders, shape.pd_workers)
 
     def step_seconds(self, rate: float) -> float:
         """Of a PD worker that gets `rate`, at most nineteen twentieths of its bound."""
@@ -104,6 +114,7 @@ def estimate(question: Question, load: Workload | None = None) -> Estimate:
     asked = demand_of(question.workload if load is None else load, device.model)
     tower, apart = (_tower_seconds(asked, costs, device.limits) for costs in (device.costs, encoders))
     work = _work_seconds(asked, device.costs)
+    prefill, decode = _role_rates(asked, device, question.slo)
     return Estimate(
         encoder=min(1 / apart if apart else math.inf, _prepared_rate(asked, encoders, device.limits)),
         pd_worker=_steps_rate(asked, work, device, question.slo),
@@ -113,6 +124,8 @@ def estimate(question: Question, load: Workload | None = None) -> Estimate:
         ),
         step=device.costs.pd.step,
         work=work,
+        prefill=prefill,
+        decode=decode,
     )
 
 
@@ -143,12 +156,35 @@ def _prepared_rate(asked: Demand, costs: CostModel, limits: Limits) -> float:
 
 
 def _work_seconds(asked: Demand, costs: CostModel) -> float:
-    pd, context = costs.pd, asked.prompt_tokens + asked.output_tokens / 2
+    pd = costs.pd
     prefill = pd.prefill_token * asked.prompt_tokens + pd.prefill_context * asked.prompt_squared / 2
-    return prefill + asked.output_tokens * (pd.decode_seq + pd.context_token * context)
+    return prefill + _decode_seconds(asked, costs)
 
 
-def _steps_rate(asked: Demand, work: float, device: PlannedDevice, slo: Slo) -> float:
+def _decode_seconds(asked: Demand, costs: CostModel) -> float:
+    pd, context = costs.pd, asked.prompt_tokens + asked.output_tokens / 2
+    return asked.output_tokens * (pd.decode_seq + pd.context_token * context)
+
+
+def _role_rates(asked: Demand, device: PlannedDevice, slo: Slo) -> tuple[float, float]:
+    """Of one prefill worker, which has long prompts alone, and of one decode worker, which has all else."""
+    costs, limits = device.costs.pd, device.limits
+    long = short = short_tokens = 0.0
+    for tokens, share in asked.prompts:
+        seconds = costs.prefill_token * tokens + costs.prefill_context * tokens * tokens / 2
+        if tokens < limits.proxy.prefill_threshold:
+            short, short_tokens = short + share * seconds, short_tokens + share * tokens
+        else:
+            long += share * (seconds + costs.step * tokens / limits.pd.step_tokens)
+    work = short + _decode_seconds(asked, device.costs)
+    return 1 / long if long else math.inf, _steps_rate(asked, work, device, slo, short_tokens)
+
+
+def _steps_rate(
+    asked: Demand, work: float, device: PlannedDevice, slo: Slo, prefilled: float | None = None
+) -> float:
+    """`prefilled`: tokens of a request that are prefilled there; None: its prompt."""
+    prefilled = asked.prompt_tokens if prefilled is None else prefilled
     step, limits = device.costs.pd.step, device.limits.pd
     longest = min(slo.seconds("tpot"), slo.seconds("e2el") / asked.output_tokens)
     held = limits.kv_memory / device.model.kv_token_bytes / (asked.prompt_tokens + asked.output_tokens)
@@ -156,6 +192,6 @@ def _steps_rate(asked: Demand, work: float, device: PlannedDevice, slo: Slo) -> 
     rates = [
         (1 - step / longest) / work,
         sequences / (asked.output_tokens * step + sequences * work),
-        budget / (asked.prompt_tokens * step + budget * work),
+        budget / (prefilled * step + budget * work),
     ]
     return max(0.0, min(rates))

@@ -76,10 +76,11 @@ class Question:
             return self.device.name
         return f"{self.encoder_device.name} (E) and {self.device.name} (PD, replicas)"
 
-    def apart(self, encoders: int, pd_workers: int) -> ClusterShape:
-        """So many of both; the encoders have their own device's costs."""
+    def apart(self, encoders: int, pd_workers: int, *, prefill: int = 0) -> ClusterShape:
+        """So many of both, with `prefill` of the PD workers for prompts; the encoders have their own device's
+        costs."""
         own = self.encoder_device.costs.encoder if self.encoder_device is not None else None
-        return on_devices(encoders, pd_workers, own)
+        return on_devices(encoders, pd_workers, own, prefill=prefill)
 
     def devices_in(self, shape: ClusterShape) -> int:
         """Devices that a shape takes."""

@@ -12,6 +12,8 @@ from triptych_bench.simulator.plan.trials import Fineness, Trials
 
 #: Windows are short: a shape whose bound is a little below what another serves may still serve more.
 BOUND_MARGIN = 1.1
+#: Divisions between prefill and decode that are tried.
+DIVISIONS = 2
 #: For further loads, whose answer is near that of the first.
 _NEAR = Fineness(0.06, 1.06)
 #: A shape is better than another when it serves more by what a search cannot tell apart.
@@ -47,12 +49,14 @@ class Served:
 @dataclass(frozen=True, slots=True)
 class Ratios:
     """Every ratio by the number of encoders (`apart`), and as many devices that are both: with tower and
-    decoder in turn (`replicas`), and with the tower inside the step as vLLM has it (`in_step`).
+    decoder in turn (`replicas`), and with the tower inside the step as vLLM has it (`in_step`). `roles`: the
+    best ratio with its PD workers divided between prefill and decode.
     """
 
     apart: tuple[Served, ...]
     replicas: Served
     in_step: Served
+    roles: tuple[Served, ...] = ()
 
     @property
     def baseline(self) -> Served:
@@ -61,7 +65,7 @@ class Ratios:
 
     @property
     def all(self) -> tuple[Served, ...]:
-        return (*self.apart, self.replicas, self.in_step)
+        return (*self.apart, *self.roles, self.replicas, self.in_step)
 
     @property
     def best(self) -> Served:
@@ -128,12 +132,31 @@ def best_ratio(trials: Trials, later: int = 0) -> Ratios:
         served[shape.name] = Served(shape, bounds.of(shape), rates)
     trials.expect(others)
     winner = max(served.values(), key=lambda one: one.rate)
-    served[winner.name] = _repeated(trials, winner)
+    winner = served[winner.name] = _repeated(trials, winner)
+    roles = _roles(trials, bounds, winner)
     ours, vllm = (
         _repeated(trials, Served(shape, bounds.of(shape), (trials.highest(shape, load),)))
         for shape in (colocated(count), in_step(count))
     )
-    return Ratios(tuple(served[shape.name] for shape in shapes), ours, vllm)
+    return Ratios(tuple(served[shape.name] for shape in shapes), ours, vllm, roles)
+
+
+def _roles(trials: Trials, bounds: Estimate, best: Served) -> tuple[Served, ...]:
+    """The best ratio with its PD workers divided, by the number for prefill; the likeliest are tried."""
+    counts, question = best.shape, trials.question
+    shapes = [
+        question.apart(counts.encoders, counts.pd_workers, prefill=prefill)
+        for prefill in range(1, counts.pd_workers)
+    ]
+    served = {shape.name: Served(shape, bounds.of(shape)) for shape in shapes}
+    likeliest = sorted(shapes, key=bounds.of, reverse=True)[:DIVISIONS]
+    for shape in likeliest if best.rate else ():
+        # One load decides, as between ratios.
+        served[shape.name] = Served(shape, bounds.of(shape), (trials.highest(shape, question.workload),))
+    winner = max(served.values(), key=lambda one: one.rate, default=None)
+    if winner is not None and winner.rates:
+        served[winner.name] = _repeated(trials, winner)
+    return tuple(served.values())
 
 
 def _repeated(trials: Trials, served: Served) -> Served:
@@ -176,6 +199,21 @@ def advise(ratios: Ratios, bounds: Estimate, price: float = 1.0) -> Advice:
         return Advice(False, gain, f"Don't disaggregate: {serves}. {limit}; {idle}.")
     serves = f"{serves}, and a search cannot tell less than {ALIKE - 1:.0%}"
     return Advice(None, gain, f"Don't disaggregate for throughput: {serves}. {limit}; {idle}.")
+
+
+def advise_roles(ratios: Ratios) -> Advice:
+    """Whether to divide the best ratio's PD workers between prefill and decode."""
+    best = ratios.best
+    divided = max(ratios.roles, key=lambda served: served.rate, default=None)
+    if divided is None or not best.rate:
+        return Advice(None, None, "Prefill and decode apart takes two PD workers: not tried.")
+    gain = divided.rate / best.rate
+    serves = f"Prefill and decode apart: {divided.name} serves {gain:.2f}x of {best.name}"
+    if ratios.better(divided, best):
+        return Advice(True, gain, f"{serves}: give PD workers roles.")
+    if not divided.rate or ratios.better(best, divided):
+        return Advice(False, gain, f"{serves}: it does not pay, leave --role at both.")
+    return Advice(None, gain, f"{serves}, which a search cannot tell: leave --role at both.")
 
 
 def _stages(best: Served, bounds: Estimate) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from triptych_bench.simulator.plan.answer import MAX_SIMULATED, CapacityPlan
-from triptych_bench.simulator.plan.ratios import Served
+from triptych_bench.simulator.plan.ratios import Served, advise_roles
 from triptych_bench.simulator.plan.scaling import SHARE, Bottleneck, Scaling
 from triptych_bench.simulator.run import NOT_MODELLED
 
@@ -34,7 +34,8 @@ def _parts(plan: CapacityPlan) -> Iterator[RenderableType]:
     names: tuple[str, ...]
     names = ("shape", "requests/s", "of loads", "bound by costs", "proxies", "per million", "per $")
     yield table("Highest sustained rate", names, (_served(plan, served) for served in plan.ratios.all))
-    yield Text(f"{plan.ratios.verdict}\n{plan.advice.reason}", "bold")
+    roles = advise_roles(plan.ratios).reason
+    yield Text(f"{plan.ratios.verdict}\n{plan.advice.reason}\n{roles}", "bold")
     if plan.purchases:
         names = ("shape", "devices", "proxies", "per million", "held in simulation")
         yield table(f"For {plan.purchases[0].rate:g} requests/s", names, _purchases(plan))

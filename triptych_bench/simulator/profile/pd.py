@@ -23,12 +23,12 @@ from triptych.ec_connector.connectors.store_client import LoopThread
 from triptych.models.base import DecoderSide, GenerationDefaults
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.sampling import resolve
-from triptych.pd_worker.engine import StepMetrics
 from triptych.pd_worker.events.streams import EventStream, EventStreams
 from triptych.pd_worker.frontend.prompt import PromptBuilder
 from triptych.pd_worker.frontend.tokenization import OutputText
 from triptych.pd_worker.native import build_engine
 from triptych.pd_worker.runner.capacity import block_bytes
+from triptych.pd_worker.runner.step_metrics import StepMetrics
 from triptych_bench.simulator.costs.costs import step_work
 from triptych_bench.simulator.profile.fit import TERMS, Effort, Sample, in_time, sample_of, stage_left, timed
 

@@ -60,6 +60,8 @@ ports: {grpc: 50061, embeddings: 50062, metrics: 9101}
     {{- end }}
     - --max-decode-seconds
     - {{ $spec.maxDecodeSeconds | quote }}
+    - --ec-store-rows
+    - {{ $spec.storeRows }}
     {{- with include "triptych.modelName" . }}
     - --served-model-name
     - {{ . | quote }}

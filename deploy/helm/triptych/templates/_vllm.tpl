@@ -31,6 +31,9 @@
 {{- $options := dict "store" (include "triptych.storeUrl" $vllm) "wait_seconds" 2 -}}
 {{- $_ := set $options "namespace" (concat (list "@NAMESPACE@") .spec.vllm.namespaces) -}}
 {{- $_ := set $options "host_memory_bytes" (include "triptych.bytes" .spec.vllm.hostMemory | int64) -}}
+{{- if ne .spec.vllm.engineClass "known" -}}
+{{- $_ := set $options "engine_class" .spec.vllm.engineClass -}}
+{{- end -}}
 {{- if include "triptych.storeSecret" $vllm -}}
 {{- $_ := set $options "store_password_file" "/etc/triptych/store-vllm/password" -}}
 {{- end -}}
@@ -107,7 +110,24 @@
     {{- end }}
     {{- if eq .spec.vllm.kvConnector "nixl" }}
     - --kv-transfer-config
-    - '{"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"kv_lease_duration": 60}}'
+    - '{"kv_connector": "NixlConnector", "kv_role": "{{ ternary "kv_producer" "kv_consumer" (eq .spec.role "prefill") }}", "kv_connector_extra_config": {"kv_lease_duration": 60}}'
+    {{- end }}
+    {{- with .spec.vllm.loraModules }}
+    - --enable-lora
+    - --max-lora-rank
+    - {{ $.spec.vllm.maxLoraRank | quote }}
+    - --max-loras
+    - {{ min 4 (len .) | quote }}
+    - --max-cpu-loras
+    - {{ len . | quote }}
+    - --lora-modules
+    {{- range $name, $folder := . }}
+    - {{ dict "name" $name "path" (printf "/model/%s" $folder) | toJson | quote }}
+    {{- end }}
+    {{- end }}
+    {{- with .spec.vllm.speculativeConfig }}
+    - --speculative-config
+    - {{ toJson . | quote }}
     {{- end }}
     {{- range .spec.vllm.args }}
     - {{ . | quote }}

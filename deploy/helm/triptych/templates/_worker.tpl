@@ -98,9 +98,21 @@ spec:
             - --kv-connector
             - {{ $p.vllm.kvConnector }}
             {{- end }}
+            {{- if and $vllm (ne $p.vllm.engineClass "known") }}
+            - --engine-class
+            - {{ $p.vllm.engineClass }}
+            {{- end }}
+            {{- if $vllm }}
+            {{- range $name, $folder := $p.vllm.loraModules }}
+            - --lora-modules
+            - {{ printf "%s=/model/%s" $name $folder | quote }}
+            {{- end }}
+            {{- end }}
             {{- if ne .component "pd" }}
             - --max-decode-seconds
             - {{ default .root.Values.encoder.maxDecodeSeconds $p.maxDecodeSeconds | quote }}
+            - --ec-store-rows
+            - {{ default .root.Values.encoder.storeRows $p.storeRows }}
             {{- end }}
             {{- with include "triptych.modelName" . }}
             - --served-model-name

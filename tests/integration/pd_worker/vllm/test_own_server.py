@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from support.data.adapters import write_adapter
 from support.data.checkpoints import build_checkpoint
 from support.waiting import until
 from triptych.base.config import GIB, PDConfig
@@ -25,6 +26,7 @@ from triptych.base.parent import PARENT_VARIABLE
 from triptych.integrations.vllm.options import parse_options
 from triptych.models.identity import model_identity
 from triptych.pd_worker.vllm import kv_transfer, own_server
+from triptych.pd_worker.vllm.adapters import lora_flags, read_adapters
 from triptych.pd_worker.vllm.gpus import EngineGpus
 from triptych.pd_worker.vllm.own_server import OwnServer, server_args, with_dtype
 
@@ -182,6 +184,47 @@ async def test_its_kv_connector_listens_where_other_servers_reach_it(
     assert transfer["kv_connector"] == "NixlConnector" and transfer["kv_buffer_device"] == "cpu"
     lease = transfer["kv_connector_extra_config"]["kv_lease_duration"]
     assert lease >= 3 * kv_transfer.KEPT_SECONDS, "blocks are still there when the last offer of them arrives"
+
+
+def test_it_is_given_adapters_and_speculation(checkpoint: Path, tmp_path: Path) -> None:
+    folder, drafts = (
+        write_adapter(checkpoint, tmp_path / "sql", 1),
+        {"method": "ngram", "num_speculative_tokens": 3},
+    )
+    config = config_of(checkpoint, lora_modules=f"sql={folder}", speculative_config=json.dumps(drafts))
+    words = server_args(config, 8123, str(tmp_path / "store"), 0)
+    given = lora_flags(read_adapters(config), "cpu")
+    assert given and words[words.index("--enable-lora") :][: len(given)] == given
+    assert json.loads(words[words.index("--speculative-config") + 1]) == drafts
+    neither = server_args(config_of(checkpoint), 8123, str(tmp_path / "store"), 0)
+    assert not {"--enable-lora", "--speculative-config"} & set(neither)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ("ngram", "write a JSON object, like"),
+        ("[]", "write a JSON object, like"),
+        ("{}", "write a JSON object, like"),
+        ('{"rejection_sample_method": "synthetic"}', "not the model's"),
+        ('{"method": "ngram", "synthetic_acceptance_length": 2.5}', "not the model's"),
+    ],
+)
+def test_speculation_that_is_none_or_not_exact_is_refused(given, reason, checkpoint, tmp_path) -> None:
+    with pytest.raises(ConfigError, match=f"--speculative-config.*{reason}"):
+        server_args(config_of(checkpoint, speculative_config=given), 8123, str(tmp_path / "store"), 0)
+
+
+@pytest.mark.parametrize(
+    "role, kv_role", [("prefill", "kv_producer"), ("decode", "kv_consumer"), ("both", "kv_consumer")]
+)
+def test_a_server_sends_kv_or_reads_it_by_the_workers_role(
+    checkpoint: Path, tmp_path: Path, role: str, kv_role: str
+) -> None:
+    """vLLM drops `kv_both`; a worker of both roles takes requests over, and hands none over."""
+    config = config_of(checkpoint, kv_connector="nixl", role=role)
+    words = [str(word) for word in server_args(config, 8123, str(tmp_path / "store"), 0)]
+    assert json.loads(words[words.index("--kv-transfer-config") + 1])["kv_role"] == kv_role
 
 
 def test_without_a_connector_it_has_none(checkpoint: Path, tmp_path: Path) -> None:

@@ -85,3 +85,24 @@ async def test_asking_for_the_places_computes_nothing(server):
         assert not server.calls and not server.probes
     finally:
         await client.close()
+
+
+async def test_a_place_goes_to_the_lowest_priority_and_vllm_hears_of_none(server, store):
+    server.max_num_seqs = 1
+    server.scripts = [hangs(1) for _ in range(4)]
+    async with fronting(server, store) as served:
+        client = served.client
+        for index, priority in enumerate((0, 5, -1, 0)):
+            message = client.message(f"r{index}", "hello", **SAMPLING)
+            message.priority = priority
+            await client.submit(message)
+            if not index:
+                await client.until("r0", tokens=1)
+        for name, waiting in (("r2", "r1 r3"), ("r3", "r1"), ("r1", "")):
+            running = {"r2": "r0", "r3": "r2", "r1": "r3"}[name]
+            served.worker.engine.cancel([running], client.proxy_id)
+            await client.until(name, tokens=1)
+            assert not any(client.answers[other].token_ids for other in waiting.split())
+        assert len(server.calls) == 4 and not any("priority" in call.body for call in server.calls)
+        served.worker.engine.cancel(["r1"], client.proxy_id)
+        await served.settled()

@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 from support.fakes.fake_workers import END_TOKEN, FIRST_TIME
 from support.fakes.proxy_fakes import FakeCluster
 from support.openapi.document import FORM_OPERATIONS, OPERATIONS
+from triptych.base.types import Task
 from triptych.store.embedding_store import EmbeddingStore
 
 #: A whole segment, from its first timestamp to its last.
@@ -32,10 +33,15 @@ def _check(document: dict[str, Any], path: str, method: str, reply: Response) ->
         Draft202012Validator(root).validate(reply.json())
 
 
-async def test_every_example_is_answered_in_the_promised_shape(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster, _http(cluster) as http:
+@pytest.mark.parametrize("task", ["generate", "token_embed"])
+async def test_every_example_is_answered_in_the_promised_shape(store: EmbeddingStore, task: Task) -> None:
+    cluster = FakeCluster(store)
+    cluster.pd_workers[0].task = task
+    async with cluster, _http(cluster) as http:
         document = (await http.get("/openapi.json")).json()
         for operation in OPERATIONS:
+            if (operation.path == "/pooling") != (task == "token_embed"):
+                continue
             for body in (operation.examples or {"": None}).values():
                 path = operation.path.replace("{model}", "demo")
                 reply = await http.request(operation.method, path, json=body)

@@ -247,8 +247,8 @@ def test_values_of_the_proxies_reach_their_flags() -> None:
 
 def test_values_of_the_workers_reach_their_flags_and_a_pools_own_come_first() -> None:
     values = {
-        "encoder": {"maxDecodeSeconds": 2.5},
-        "encoderPools": [{"name": "a"}, {"name": "b", "maxDecodeSeconds": 600}],
+        "encoder": {"maxDecodeSeconds": 2.5, "storeRows": "int8"},
+        "encoderPools": [{"name": "a"}, {"name": "b", "maxDecodeSeconds": 600, "storeRows": "dtype"}],
         "pd": {"linearKernel": "onednn", "sharePrefixes": "on"},
         "pdPools": [{"name": "c"}, {"name": "d", "linearKernel": "triptych", "sharePrefixes": "auto"}],
         "colocatedPools": [{"name": "e"}],
@@ -259,6 +259,8 @@ def test_values_of_the_workers_reach_their_flags_and_a_pools_own_come_first() ->
         if component(one) != "proxy"
     }
     assert {name: found[name].max_decode_seconds for name in "ab"} == {"a": 2.5, "b": 600}
+    assert {name: found[name].ec_store_rows for name in "ab"} == {"a": "int8", "b": "dtype"}
+    assert found["e"].encoder.ec_store_rows == "int8"
     assert {name: found[name].linear_kernel for name in "cd"} == {"c": "onednn", "d": "triptych"}
     assert {name: found[name].share_prefixes for name in "cd"} == {"c": "on", "d": "auto"}
     assert (found["e"].encoder.max_decode_seconds, found["e"].pd.linear_kernel) == (2.5, "onednn")

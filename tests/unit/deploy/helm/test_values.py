@@ -69,6 +69,7 @@ def test_the_readme_is_made_from_the_schema() -> None:
         ({"encoderPools": [{"name": "a", "device": "gpu"}]}, "device"),
         ({"encoderPools": [{"name": "a", "autoscale": {"min": 1}}]}, "autoscale"),
         ({"encoder": {"maxDecodeSeconds": 0}}, "maxDecodeSeconds"),
+        ({"encoderPools": [{"name": "a", "storeRows": "int4"}]}, "storeRows"),
         ({"pdPools": [{"name": "a", "linearKernel": "mkl"}]}, "linearKernel"),
         ({"pdPools": [{"name": "a", "sharePrefixes": "yes"}]}, "sharePrefixes"),
         ({"pdPools": [{"name": "a", "role": "encode"}]}, "role"),

@@ -25,7 +25,8 @@ from support.kubernetes.manifests import (
 from support.monitoring.metric_table import documented
 from triptych import __version__
 from triptych.integrations.vllm.options import parse_options
-from triptych.pd_worker.vllm.kv_transfer import TRANSFER_CONFIG
+from triptych.pd_worker.vllm.adapters import Adapter, lora_flags, parse_modules
+from triptych.pd_worker.vllm.kv_transfer import transfer_config
 
 FOLDER = "deploy/helm/triptych/examples"
 EXAMPLE = example("qwen3-vl-8b-l4-encoders")
@@ -242,7 +243,8 @@ def test_servers_of_prefill_and_decode_pools_reach_each_other_by_nixl_and_nobody
     for manifest in (one for one in workloads(rendered) if component(one) == "pd"):
         server, words = named(manifest, "vllm"), main_container(manifest)["args"]
         transfer = json.loads(server["args"][server["args"].index("--kv-transfer-config") + 1])
-        assert transfer == TRANSFER_CONFIG, "as a server of the worker's own"
+        role = words[words.index("--role") + 1]
+        assert transfer == transfer_config(role), "as a server of the worker's own"
         (host,) = [one for one in server["env"] if one["name"] == "VLLM_NIXL_SIDE_CHANNEL_HOST"]
         assert host["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
         assert words[words.index("--kv-connector") + 1] == "nixl"
@@ -252,6 +254,59 @@ def test_servers_of_prefill_and_decode_pools_reach_each_other_by_nixl_and_nobody
     assert {"to": [{"podSelector": pods}]} in policy["spec"]["egress"]
 
 
+def test_worker_and_connector_try_a_class_together() -> None:
+    tried = {"pd": {"vllm": EXAMPLE["pd"]["vllm"] | {"engineClass": "generic"}}}
+    for values, expected in ((EXAMPLE, None), (merged(EXAMPLE, **tried), "generic")):
+        (manifest,) = [one for one in workloads(render(values)) if component(one) == "pd"]
+        words = main_container(manifest)["args"]
+        assert ("--engine-class" in words) is (expected is not None)
+        assert expected is None or words[words.index("--engine-class") + 1] == expected
+        environment = {one["name"]: one.get("value") for one in named(manifest, "namespace")["env"]}
+        options = json.loads(environment["EC_TRANSFER"])["ec_connector_extra_config"]
+        assert options.get("engine_class") == expected
+
+
 def test_without_a_connector_no_port_of_pd_workers_is_open_to_each_other() -> None:
     (policy,) = [one for one in of_kind(render(EXAMPLE), "NetworkPolicy") if component(one) == "pd"]
     assert all(rule.get("ports") for way in ("ingress", "egress") for rule in policy["spec"][way])
+
+
+def plain(word: str) -> Any:
+    return json.loads(word) if word.startswith("{") else word
+
+
+def test_server_and_worker_of_a_pool_are_given_its_adapters_by_the_same_names() -> None:
+    adapters = {"sql": "adapters/sql", "team/chat": "chat"}
+    lora = EXAMPLE["pd"]["vllm"] | {"loraModules": adapters, "maxLoraRank": 64}
+    manifest = next(
+        one for one in workloads(render(merged(EXAMPLE, pd={"vllm": lora}))) if component(one) == "pd"
+    )
+    server, words = named(manifest, "vllm")["args"], main_container(manifest)["args"]
+    at = server.index("--enable-lora")
+    expected = [Adapter(name, Path("/model", folder), 64, "") for name, folder in adapters.items()]
+    given = lora_flags(expected, "cuda")
+    assert [plain(word) for word in server[at : at + len(given)]] == [plain(word) for word in given]
+    modules = [words[place + 1] for place, word in enumerate(words) if word == "--lora-modules"]
+    assert parse_modules(",".join(modules)) == {one.name: one.path for one in expected}
+
+
+def test_without_adapters_no_server_is_started_for_them() -> None:
+    manifest = next(one for one in workloads(render(EXAMPLE)) if component(one) == "pd")
+    words = [*named(manifest, "vllm")["args"], *main_container(manifest)["args"]]
+    assert not {"--enable-lora", "--lora-modules"} & set(words)
+
+
+@pytest.mark.parametrize("adapters", [{"a b": "x"}, {"a": "/x"}, {"a": "../x"}, {"a": ""}, {"-a": "x"}])
+def test_what_is_no_name_or_folder_below_the_model_is_refused(adapters) -> None:
+    lora = EXAMPLE["pd"]["vllm"] | {"loraModules": adapters}
+    with pytest.raises(HelmError, match="loraModules|invalid propertyName"):
+        render(merged(EXAMPLE, pd={"vllm": lora}))
+
+
+def test_a_pools_server_is_given_how_to_speculate_and_its_worker_is_not() -> None:
+    drafts = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
+    values = merged(EXAMPLE, pd={"vllm": EXAMPLE["pd"]["vllm"] | {"speculativeConfig": drafts}})
+    manifest = next(one for one in workloads(render(values)) if component(one) == "pd")
+    server = named(manifest, "vllm")["args"]
+    assert json.loads(server[server.index("--speculative-config") + 1]) == drafts
+    assert "--speculative-config" not in main_container(manifest)["args"]

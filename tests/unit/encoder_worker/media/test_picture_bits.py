@@ -17,7 +17,8 @@ from transformers.image_utils import load_image
 from triptych.encoder_worker.media import jpeg
 from triptych.encoder_worker.media.formats import decode_image
 from triptych.kernels.functions import PictureKernel
-from triptych.models.images import PatchRecipe, on_levels
+from triptych.models.level_steps import on_levels
+from triptych.models.patch_recipe import PatchRecipe
 
 CPU = torch.device("cpu")
 

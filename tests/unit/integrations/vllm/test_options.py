@@ -163,6 +163,17 @@ def test_a_class_that_is_not_in_the_table_is_refused_by_name_with_the_remedy():
         check_engine(other, is_consumer=True)
 
 
+def test_a_class_that_is_not_in_the_table_is_tried_where_both_sides_say_so():
+    other = config(hf_config=Config(architectures=["FuyuForCausalLM"]))
+    check_engine(other, is_consumer=True, generic=True)
+    with pytest.raises(ConfigError, match="ec_role to ec_consumer"):
+        check_engine(other, is_consumer=True, is_producer=True, trusts_clients=True, generic=True)
+    assert parse_options(NEEDED).engine_class == "known"
+    assert parse_options(NEEDED | {"engine_class": "generic"}).engine_class == "generic"
+    with pytest.raises(ConfigError, match="engine_class must be known or generic"):
+        parse_options(NEEDED | {"engine_class": "any"})
+
+
 @pytest.mark.parametrize("is_consumer", [True, False])
 def test_a_producer_whose_plans_pd_workers_could_not_use_is_refused(is_consumer):
     smol = config(hf_config=Config(architectures=[SMOL]))

@@ -16,7 +16,8 @@ from triptych.base.errors import ConfigError
 from triptych.base.machine.copy_stream import CopyStream
 from triptych.base.machine.device import Device
 from triptych.base.types import ItemPlan
-from triptych.ec_connector.connectors.host_buffers import PinnedMemory, PinnedPool
+from triptych.ec_connector.connectors.host_buffers import PinnedMemory, PinnedPool, bytes_of
+from triptych.ec_connector.int8_rows import packed, unpacked
 from triptych.integrations import vllm
 from triptych.integrations.vllm import options
 from triptych.integrations.vllm.host_copies import LARGE_BYTES, CopyFolder, HostCopies, HostCopy, locked_pool
@@ -41,6 +42,20 @@ def test_rows_arrive_as_they_were_and_outlive_their_copy(tmp_path, in_a_file, dt
     copies.free(copy)
     copies.allocate(plan).memory[:] = bytes(plan.nbytes)
     assert torch.equal(read, rows)
+
+
+@pytest.mark.parametrize("in_a_file", [False, True])
+@pytest.mark.parametrize("count", [3, 3 * LARGE_BYTES // 16])
+def test_rows_in_8_bits_become_the_models_and_outlive_their_copy(tmp_path, in_a_file, count):
+    rows = torch.randn(count, 4)
+    plan = ItemPlan(KEY, NAMESPACE, "image", count, 4, "int8", count, scales=2)
+    copies = HostCopies(1 << 24, CopyFolder(str(tmp_path)) if in_a_file else None)
+    copy = copies.allocate(plan)
+    copy.memory[:] = bytes_of(packed(rows, 2))
+    read = read_rows(source_of(copy), CPU, torch.bfloat16)
+    copies.free(copy)
+    copies.allocate(plan).memory[:] = bytes(plan.nbytes)
+    assert torch.equal(read, unpacked(packed(rows, 2), 2, torch.bfloat16))
 
 
 def test_rows_take_the_models_dtype():

@@ -6,13 +6,16 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import transformers
 
 from triptych.base.errors import ConfigError
+from triptych.models.checkpoint import architectures, refused_classes
 from triptych.models.checkpoint.architectures import check_architecture
+from triptych.models.checkpoint.refused_classes import ON_TIMM, REFUSED
 from triptych.models.registry import FAMILIES
 
 ROOT = Path(__file__).parents[4]
@@ -25,8 +28,8 @@ def check(*architectures: str, **more: object) -> None:
     check_architecture(FOLDER, {"architectures": list(architectures), **more})
 
 
-def test_every_family_and_every_listed_class_is_taken() -> None:
-    listed = LISTED & set(dir(transformers))
+def test_every_family_and_every_listed_class_that_is_not_refused_is_taken() -> None:
+    listed = (LISTED & set(dir(transformers))) - {*REFUSED, *ON_TIMM}
     assert len(listed) > 50
     for name in (*listed, *(family.architecture for family in FAMILIES)):
         check(name)
@@ -55,6 +58,31 @@ def test_a_class_of_texts_alone_is_named_as_that_unless_the_checkpoint_has_other
             check(name)
     check("Qwen2ForCausalLM", vision_config={})
     check("Qwen2ForCausalLM", "Qwen2VLForConditionalGeneration")
+
+
+def test_a_class_that_no_worker_loads_is_named_with_the_reason_and_what_serves_it(monkeypatch) -> None:
+    words = (
+        r"^MODEL=/models/mine: MllamaForConditionalGeneration cannot be served \(attends to pictures within "
+        r"its layers\): serve it with SGLang$"
+    )
+    with pytest.raises(ConfigError, match=words):
+        check("MllamaForConditionalGeneration", vision_config={})
+    # A release that came after the table may have what was missing: loading tells.
+    monkeypatch.setattr(refused_classes, "version", lambda name: "5.99.0")
+    check("MllamaForConditionalGeneration", vision_config={})
+
+
+def test_a_tower_of_a_package_that_is_not_installed_is_named_with_the_package(monkeypatch) -> None:
+    for found in (None, object()):
+        monkeypatch.setattr(refused_classes, "find_spec", lambda name, found=found: found)
+        for name in ON_TIMM:
+            with nullcontext() if found else pytest.raises(ConfigError, match="needs the package timm"):
+                check(name, vision_config={})
+
+
+def test_an_installed_adapter_takes_a_class_that_is_refused_without_it(monkeypatch) -> None:
+    monkeypatch.setattr(architectures, "entry_points", lambda **_: (object(),))
+    check("Ovis2ForConditionalGeneration", vision_config={})
 
 
 @pytest.mark.parametrize("command", ["serve", "encoder", "pd", "colocated"])

@@ -243,6 +243,7 @@ TOKENIZER = Tokenizer(WordLevel({"yes": 4, "no": 9}, unk_token="no"))
 LAST = {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}
 CLASS = {"architectures": ["Qwen3VLForConditionalGeneration"]}
 HEAD = {"architectures": ["Gemma3ForSequenceClassification"]}
+RETRIEVER = {"architectures": ["ColPaliForRetrieval"]}
 BY_TWO = PoolingDefaults("score", score_ids=(4, 9))
 MODULES = "sentence_transformers.models"
 
@@ -300,6 +301,8 @@ def test_modules_that_hold_the_model_alone_leave_the_decision_to_its_class(tmp_p
         ("model", {"classifier_from_token": ["no", "yes"]}, PoolingDefaults("score", score_ids=(4, 9))),
         ("Qwen3-VL-Reranker-2B", {}, PoolingDefaults("score", score_ids=(4, 9))),
         ("Qwen3-VL-Embedding-2B", {}, GENERATES),
+        ("model", RETRIEVER, PoolingDefaults("token_embed", "token", width=128)),
+        ("model", RETRIEVER | {"embedding_dim": 24}, PoolingDefaults("token_embed", "token", width=24)),
     ],
 )
 def test_without_modules_the_class_the_config_or_the_name_decides(tmp_path, name, config, defaults):

@@ -15,10 +15,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from support.data.checkpoints import edit_text_config
+from support.data.retrievers import build_retriever
 from support.zoo.checkpoint import checkpoint
 from support.zoo.models import RECIPES
 from support.zoo.recipe import IMAGE, VIDEO
 from triptych.base.errors import ConfigError
+from triptych.models.checkpoint.config import load_config
 from triptych.models.generic.decoder import GenericDecoder
 from triptych.models.generic.encoder import GenericEncoder
 from triptych.models.generic.examine import Examined, examine
@@ -36,6 +38,32 @@ def config_of(family: str) -> Any:
 
 def examined(family: str) -> Examined:
     return examine(config_of(family))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "rules"),
+    [("ColQwen2ForRetrieval", SpanRule.NONE), ("ColPaliForRetrieval", SpanRule.CUT)],
+)
+def test_a_retriever_s_base_knows_of_no_pictures_where_it_embeds_tokens_itself(
+    architecture: str, rules: SpanRule, tmp_path: Path
+) -> None:
+    """ColQwen2's is Qwen2-VL's, which counts three rows of positions where it knows of pictures."""
+    known = examine(load_config(build_retriever(architecture, tmp_path)))
+    assert known.geometry.position_rows == 1
+    assert {rule.spans for rule in known.rules} == {rules}
+
+
+def test_a_text_model_in_which_all_tokens_attend_to_one_another_is_not_served() -> None:
+    text = {"vocab_size": 320, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    tokens = dict.fromkeys(
+        ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0
+    )
+    inner = {"text_config": {**text, **tokens, "num_hidden_layers": 2}, "image_token_id": IMAGE}
+    config = transformers.ColModernVBertConfig(vlm_config={"model_type": "modernvbert", **inner})
+    config.architectures = ["ColModernVBertForRetrieval"]
+    config.image_token_id = IMAGE
+    with pytest.raises(ConfigError, match="ColModernVBertForRetrieval: all tokens attend to one another"):
+        examine(config)
 
 
 def test_a_window_cuts_the_spans_of_every_layer_of_gemma3() -> None:

@@ -89,7 +89,7 @@ def test_asking_again_for_what_is_held_costs_nothing() -> None:
 @dataclass(frozen=True)
 class Waiter:
     name: str
-    order: tuple[bool, float, str]
+    own_order: tuple[bool, int, float, str]
     nbytes: int
     tenant: str = ""
 
@@ -99,7 +99,7 @@ def queue_of(*sizes: int) -> AdmissionQueue[Waiter]:
     queue = AdmissionQueue[Waiter]()
     for number, nbytes in reversed(list(enumerate(sizes))):
         name = str(number)
-        queue.add(Waiter(name, (True, float(number), name), nbytes), has_items=nbytes > 0)
+        queue.add(Waiter(name, (True, 0, float(number), name), nbytes), has_items=nbytes > 0)
     return queue
 
 

@@ -297,6 +297,26 @@ def test_a_move_to_the_device_that_never_ends_is_begun_again(make: Make, monkeyp
     assert finished(engine)["a"].error is None
 
 
+def test_a_move_that_never_ends_is_begun_again_before_another_item_has_come(make, monkeypatch) -> None:
+    engine, image, other = make(overlap=False), make_feature("cat", 0, 6), make_feature("dog", 8, 6)
+    publish(STORE, image)
+    engine.add(make_request("a", 20, [image, other], ready=[image.mm_hash]))
+    plain, moved = engine.worker.start_load_caches, []
+
+    def lose(metadata, cache) -> None:
+        moved.extend(move.mm_hash for move in metadata.moves)
+        if not metadata.moves:
+            plain(metadata, cache)
+
+    monkeypatch.setattr(engine.worker, "start_load_caches", lose)
+    for _ in range(4):
+        engine.step()
+    assert moved == [image.mm_hash]
+    engine.now += MOVE_TIMEOUT + 1
+    engine.step()
+    assert moved == [image.mm_hash] * 2
+
+
 def test_a_load_that_the_store_does_not_answer_is_no_loss_and_its_request_goes_on_elsewhere(make):
     engine, image, other = make(), make_feature("cat", 2, 6), make_feature("dog", 2, 6)
     engine.add(make_request("a", 10, [image]), make_request("b", 10, [other], ready=[], arrival=1.0))

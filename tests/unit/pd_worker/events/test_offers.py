@@ -5,8 +5,7 @@ import time
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from triptych.base.delta import Delta
-from triptych.base.types import FinishReason
-from triptych.pd_worker.core.request import KeptKV
+from triptych.base.types import FinishReason, KeptKV
 from triptych.pd_worker.events.streams import EventStream, EventStreams
 from triptych.protos import common_pb2, pd_pb2
 from triptych.protos.pd_pb2 import Admitted, Finished, RequestEvent

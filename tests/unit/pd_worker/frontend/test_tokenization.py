@@ -16,7 +16,8 @@ from triptych.base.errors import ConfigError
 from triptych.base.types import ItemPlan
 from triptych.pd_worker.frontend import tokenization
 from triptych.pd_worker.frontend.chat_template import ChatTemplate
-from triptych.pd_worker.frontend.prompt import PromptBuilder, _written_token
+from triptych.pd_worker.frontend.item_tokens import written_token
+from triptych.pd_worker.frontend.prompt import PromptBuilder
 from triptych.pd_worker.frontend.tokenization import GuardedTokenizer, load_tokenizer
 
 ORDINARY = (
@@ -235,8 +236,8 @@ def test_newlines_of_the_template_the_item_and_the_user_merge(tokenizer: Tokeniz
 
 def test_the_token_that_a_template_writes_for_an_image_is_found_by_a_trial(tokenizer: Tokenizer) -> None:
     made = add_special(tokenizer)
-    assert _written_token(ChatTemplate(TEMPLATE), made, SOFT) == START
+    assert written_token(ChatTemplate(TEMPLATE), made, SOFT) == START
     own = ChatTemplate(TEMPLATE.replace("<start>", "<start><soft><end>"))
-    assert _written_token(own, made, SOFT) == SOFT
+    assert written_token(own, made, SOFT) == SOFT
     with pytest.raises(ConfigError, match="2 special tokens for an image"):
-        _written_token(ChatTemplate(TEMPLATE.replace("<start>", "<start><end>")), made, SOFT)
+        written_token(ChatTemplate(TEMPLATE.replace("<start>", "<start><end>")), made, SOFT)

@@ -86,6 +86,11 @@ def test_cross_keys_and_values_must_be_numbers(place):
 HIDDEN = torch.randn(9, 16, generator=torch.Generator().manual_seed(3))
 
 
+def halves(hidden: torch.Tensor) -> torch.Tensor:
+    """Stands for a retriever's head."""
+    return hidden[:, :8] / 2
+
+
 def state(pooling: Pooling | None) -> Any:
     return SimpleNamespace(request=SimpleNamespace(pooling=pooling), pooled_rows=None)
 
@@ -95,35 +100,49 @@ def chunk(of: Any, start: int, end: int) -> Any:
 
 
 @pytest.mark.parametrize("cuts", [[(0, 9)], [(0, 4), (4, 9)], [(0, 4), (0, 6), (4, 9)], [(0, 4), (0, 9)]])
-@pytest.mark.parametrize("method", ["last", "mean", "cls"])
+@pytest.mark.parametrize("method", ["last", "mean", "cls", "token"])
 def test_a_chunk_that_is_computed_again_counts_once(method, cuts):
     request = state(Pooling(method))
-    vectors = [add_chunk(chunk(request, *cut), HIDDEN[slice(*cut)]) for cut in cuts]
+    vectors = [add_chunk(chunk(request, *cut), HIDDEN[slice(*cut)], halves) for cut in cuts]
     assert [vector is None for vector in vectors] == [end < 9 for _, end in cuts]
-    expected = {"last": HIDDEN[-1], "mean": HIDDEN.mean(0), "cls": HIDDEN[0]}[method]
+    known = {"last": HIDDEN[-1], "mean": HIDDEN.mean(0), "cls": HIDDEN[0], "token": halves(HIDDEN)}
+    expected = known[method]
     torch.testing.assert_close(vectors[-1], expected)
 
 
 def test_what_is_kept_does_not_change_with_the_step_s_buffer():
     request, buffer = state(Pooling("cls")), HIDDEN.clone()
-    add_chunk(chunk(request, 0, 4), buffer[:4])
+    add_chunk(chunk(request, 0, 4), buffer[:4], halves)
     buffer.zero_()
-    torch.testing.assert_close(add_chunk(chunk(request, 4, 9), HIDDEN[4:]), HIDDEN[0])
+    torch.testing.assert_close(add_chunk(chunk(request, 4, 9), HIDDEN[4:], halves), HIDDEN[0])
 
 
 def test_only_requests_with_a_complete_vector_have_one():
     whole, part, generates = state(Pooling(normalize=False)), state(Pooling()), state(None)
-    batch = [chunk(generates, 8, 9), chunk(whole, 0, 9), chunk(part, 0, 5)]
-    hidden = torch.cat([HIDDEN[8:], HIDDEN, HIDDEN[:5]])
-    made = add_chunks(batch, hidden)
-    assert made.keys() == {id(batch[1])}
+    tokens = state(Pooling("token", normalize=False))
+    batch = [chunk(generates, 8, 9), chunk(whole, 0, 9), chunk(part, 0, 5), chunk(tokens, 0, 9)]
+    hidden = torch.cat([HIDDEN[8:], HIDDEN, HIDDEN[:5], HIDDEN])
+    made = add_chunks(batch, hidden, halves)
+    assert made.keys() == {id(batch[1]), id(batch[3])}
     np.testing.assert_array_equal(np.frombuffer(made[id(batch[1])], "<f4"), HIDDEN[-1].numpy())
+    vectors = np.frombuffer(made[id(batch[3])], "<f4").reshape(9, 8)
+    np.testing.assert_array_equal(vectors, halves(HIDDEN).numpy())
 
 
 def test_a_vector_is_cut_before_its_length_becomes_one():
     given = np.frombuffer(finish(HIDDEN[0], Pooling(dimensions=4)), "<f4")
     cut = HIDDEN[0][:4].numpy()
     np.testing.assert_allclose(given, cut / np.linalg.norm(cut), rtol=1e-6)
+
+
+def test_vectors_are_cut_before_their_lengths_become_one_and_compared_after():
+    query = torch.nn.functional.normalize(torch.randn(600, 4, generator=torch.Generator().manual_seed(1)))
+    document = torch.nn.functional.normalize(HIDDEN[:, :4])
+    given = np.frombuffer(finish(HIDDEN, Pooling("token", dimensions=4)), "<f4").reshape(9, 4)
+    np.testing.assert_allclose(given, document.numpy(), rtol=1e-6)
+    pooling = Pooling("token", dimensions=4, query=query.numpy().tobytes())
+    (compared,) = np.frombuffer(finish(HIDDEN, pooling), "<f4")
+    np.testing.assert_allclose(compared, (query @ document.T).amax(1).sum().numpy(), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("ids", "odds"), [((2, 5), 3.0), ((2,), 4.0), ((), 7.0)])

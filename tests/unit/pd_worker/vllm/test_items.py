@@ -8,7 +8,7 @@ import pytest
 
 from support.data.items import make_plan
 from triptych.base.errors import ConfigError, InvalidRequest
-from triptych.base.vllm_classes import CLASSES, class_of
+from triptych.base.vllm_classes import CLASSES, GENERIC, class_of
 from triptych.models.generic.layout import ItemLayout
 from triptych.pd_worker.vllm.calls import check_items
 
@@ -33,3 +33,9 @@ def test_a_class_that_the_table_lacks_is_refused_with_the_row_to_write():
         ConfigError, match=r"row `\"MyForConditionalGeneration\": VLLMClass\(\),` in triptych/base"
     ):
         class_of("MyForConditionalGeneration")
+    with pytest.raises(ConfigError, match="--engine-class generic"):
+        class_of("MyForConditionalGeneration")
+    assert class_of("MyForConditionalGeneration", generic=True) is GENERIC
+    # A known class is never tried: neither by its own name nor by that with a head for scores.
+    for name in ("InternVLForConditionalGeneration", "Qwen3VLForSequenceClassification"):
+        assert class_of(name, generic=True) is not GENERIC

@@ -55,6 +55,18 @@ def test_a_line_may_give_limits_and_the_others_take_the_defaults():
     assert bob.principal.limits == KeyLimits(0, 7, 0)
 
 
+def test_a_line_may_name_the_models_and_adapters_of_its_key() -> None:
+    text = f"alice {_digest('a' * 20)} operator models=qwen,qwen-sql\nbob {_digest('b' * 20)}"
+    alice, bob = parse_key_lines(text, NONE)
+    assert alice.principal == Principal("alice", NONE, True, frozenset({"qwen", "qwen-sql"}))
+    assert bob.principal.models is None
+    with pytest.raises(ConfigError, match="line 1: models= names no model"):
+        parse_key_lines(f"alice {_digest('a' * 20)} models=,", NONE)
+    both = f"alice {_digest('old')} models=a\nalice {_digest('new')}"
+    with pytest.raises(ConfigError, match="line 2: the lines of alice give different"):
+        parse_key_lines(both, NONE)
+
+
 def test_an_old_and_a_new_key_of_one_name_are_one_principal():
     text = f"alice {_digest('old')}\nalice {_digest('new')}\n"
     table = KeyTable(parse_key_lines(text, NONE))

@@ -12,11 +12,20 @@ from functools import partial
 import pytest
 
 from triptych.base.errors import InternalError, InvalidRequest, Overloaded
-from triptych.base.types import FinishReason, Usage
+from triptych.base.request import MAX_QUERY_VECTORS
+from triptych.base.types import FinishReason, Task, Usage
 from triptych.proxy.call import pairs
 from triptych.proxy.call.chat import ChatCall, Done, Output, PoolingOptions, Timings
 from triptych.proxy.call.pairs import Pair, PairScoring, best_first
-from triptych.proxy.call.pooled import AT_ONCE, MAX_INPUTS, input_calls, pool_all, pooled_call, vector_of
+from triptych.proxy.call.pooled import (
+    AT_ONCE,
+    MAX_INPUTS,
+    input_calls,
+    pool_all,
+    pooled_call,
+    rows_of,
+    vector_of,
+)
 from triptych.proxy.media.spool import MediaHold
 from triptych.proxy.quotas.call_context import NOBODY, CallContext
 
@@ -55,8 +64,8 @@ class Dispatch:
         finally:
             self.running -= 1
 
-    def scores_pairs(self, model: str) -> bool:
-        return True
+    def task(self, model: str) -> Task:
+        return "score"
 
 
 async def pool(dispatch: Dispatch, count: int) -> dict[int, float]:
@@ -143,10 +152,8 @@ def test_the_best_come_first_and_equal_ones_in_order():
     assert best_first([0.1, 0.9, 0.5, 0.9], 2) == [1, 3]
 
 
-@pytest.mark.parametrize("by_pairs", [True, False])
-async def test_the_calls_of_a_request_with_many_documents_are_not_made_on_the_event_loop(
-    by_pairs, monkeypatch
-):
+@pytest.mark.parametrize("task", ["score", "embed", "token_embed"])
+async def test_the_calls_of_a_request_with_many_documents_are_not_made_on_the_event_loop(task, monkeypatch):
     made: list[threading.Thread] = []
 
     class Hold(MediaHold):
@@ -155,8 +162,8 @@ async def test_the_calls_of_a_request_with_many_documents_are_not_made_on_the_ev
             super().__init__()
 
     class Scores(Dispatch):
-        def scores_pairs(self, model: str) -> bool:
-            return by_pairs
+        def task(self, model: str) -> Task:
+            return task
 
         async def chat(self, call: ChatCall, context: CallContext) -> AsyncGenerator[list[Output], None]:
             await asyncio.sleep(0)
@@ -168,3 +175,65 @@ async def test_the_calls_of_a_request_with_many_documents_are_not_made_on_the_ev
     assert scores == [1.0] * MAX_INPUTS
     assert len(made) >= MAX_INPUTS
     assert threading.current_thread() not in made
+
+
+class Retriever(Dispatch):
+    """Gives a query two vectors of its length, and a document the number of bytes of its query."""
+
+    def __init__(self, floats: int = 4) -> None:
+        super().__init__()
+        self.floats = floats
+
+    async def chat(self, call: ChatCall, context: CallContext) -> AsyncGenerator[list[Output], None]:
+        await asyncio.sleep(0)
+        self.calls.append(call)
+        assert call.pooling is not None and call.pooling.tokens
+        if call.messages[0].role == "query":
+            pooled = struct.pack("<f", len(call.messages[0].content)) * self.floats
+            yield [Done(FinishReason.STOP, Usage(2, 0, 0), Timings(), pooled=pooled)]
+        else:
+            yield [done(struct.unpack("<f", call.pooling.query[:4])[0])]
+
+    def task(self, model: str) -> Task:
+        return "token_embed"
+
+
+def roles(dispatch: Retriever) -> list[str]:
+    return [call.messages[0].role for call in dispatch.calls]
+
+
+async def test_a_query_of_many_documents_has_its_vectors_once_and_first():
+    dispatch, counted, query = Retriever(), [], "qqq"
+    pairs_given = tuple(Pair(query, "query", f"d{n}", f"documents[{n}]") for n in range(40))
+    scores = await PairScoring(FIRST, pairs_given).scores(dispatch, NOBODY, counted.append)
+    assert scores == [3.0] * 40
+    assert roles(dispatch) == ["query"] + ["document"] * 40
+    assert len(counted) == 41, "the query's tokens are part of the usage"
+    assert [call.is_part for call in dispatch.calls].count(False) == 1, "one call holds the reply's places"
+    documents = {pair.document_param for pair in pairs_given}
+    assert {call.prompt_param for call in dispatch.calls} == {"query", *documents}
+    assert all(0 < call.timeout <= FIRST.timeout for call in dispatch.calls)
+
+
+async def test_queries_of_their_own_documents_have_their_vectors_each():
+    dispatch = Retriever()
+    pairs_given = tuple(Pair("q" * n, f"text_1[{n}]", f"d{n}", f"text_2[{n}]") for n in range(1, 6))
+    scores = await PairScoring(FIRST, pairs_given).scores(dispatch, NOBODY, lambda done: None)
+    assert scores == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert sorted(roles(dispatch)) == ["document"] * 5 + ["query"] * 5
+
+
+@pytest.mark.parametrize("queries", [("q", "q"), ("qq", "qqq")])
+async def test_a_query_of_more_vectors_than_a_worker_takes_is_refused_by_its_field(queries):
+    dispatch = Retriever(MAX_QUERY_VECTORS // 4 + 1)
+    pairs_given = tuple(Pair(query, "text_1", "d", "text_2") for query in queries)
+    with pytest.raises(InvalidRequest, match="text_1.*shorten") as caught:
+        await PairScoring(FIRST, pairs_given).scores(dispatch, NOBODY, lambda done: None)
+    assert caught.value.param == "text_1"
+
+
+def test_vectors_are_one_for_each_token():
+    given = Done(FinishReason.STOP, Usage(2, 0, 0), Timings(), pooled=struct.pack("<6f", *range(6)))
+    assert [list(row) for row in rows_of(given)] == [[0, 1, 2], [3, 4, 5]]
+    with pytest.raises(InternalError, match="one for each token"):
+        rows_of(Done(FinishReason.STOP, Usage(4, 0, 0), Timings(), pooled=given.pooled))

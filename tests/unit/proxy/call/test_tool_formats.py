@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.pd_worker.frontend.chat_template import ChatTemplate, find_tool_format
+from support.data.tool_calls import ARGUMENTS, BROKEN, CALL, CASES, NOW, SCHEMAS, SHAPES, SKY, STEPS, written
+from triptych.pd_worker.frontend.tool_format import find_tool_format
 from triptych.proxy.call.call_text import CallArguments, CallStart
 from triptych.proxy.call.tool_formats import FORMATS, MAX_BLANKS, Piece, make_parser
 from triptych.proxy.call.tools import CallForm
@@ -30,148 +31,6 @@ def joined(pieces: Iterable[Piece]) -> list[object]:
         else:
             parts.append(piece)
     return parts
-
-
-SCHEMAS = {
-    "look": {
-        "properties": {name: {"type": "string"} for name in ("at", "town", "code", "text", "a")}
-        | {"times": {"type": "integer"}, "deep": {}}
-    },
-    "now": {},
-}
-#: How each family's template writes one call, of `f.name` and `f.arguments`; and what stands between calls.
-SHAPES = {
-    "hermes": (
-        '<tool_call>\n{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}\n</tool_call>',
-        "\n",
-    ),
-    "qwen3_coder": (
-        "<tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments.items() %}<parameter={{ k }}>\n"
-        "{{ v if v is string else v | tojson }}\n</parameter>\n{% endfor %}</function>\n</tool_call>",
-        "\n",
-    ),
-    "glm45": (
-        "<tool_call>{{ f.name }}\n{% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key>\n"
-        "<arg_value>{{ v if v is string else v | tojson }}</arg_value>\n{% endfor %}</tool_call>",
-        "\n",
-    ),
-    "mistral": ("[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}", ""),
-    "gemma4": (
-        '{%- macro value(v) -%}{%- if v is string -%}<|"|>{{ v }}<|"|>{%- elif v is mapping -%}'
-        "{ {%- for k, w in v.items() -%}{{ k }}:{{ value(w) }}{{ ',' if not loop.last }}{%- endfor -%} }"
-        "{%- elif v is sequence -%}[{%- for w in v -%}{{ value(w) }}{{ ',' if not loop.last }}{%- endfor -%}]"
-        "{%- else -%}{{ v | tojson }}{%- endif -%}{%- endmacro -%}"
-        "<|tool_call>call:{{ f.name }}{{ value(f.arguments) }}<tool_call|>",
-        "",
-    ),
-    "llama3_json": ('{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}', "; "),
-}
-ARGUMENTS = [
-    {},
-    {"town": "Zürich"},
-    {"code": "a\nb <tag> \"q\" 'p' \\n {x} [y]", "count": 3, "exact": -1.5e-3},
-    {"deep": {"list": [1, "two", None, True, {"k": []}], "s": ""}, "flag": False},
-    {"text": "line\r\n\ttab 你好 👩‍👩‍👧 </", "none": None},
-]
-LOOK = ("look", {"at": "12", "times": 3, "deep": {"a": [1, None, "é"]}})
-NOW = ("now", {})
-CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "sky"}}\n</tool_call>'
-SKY = ("look", {"at": "sky"})
-NAMELESS = '<tool_call>{"name": "a}</tool_call>'
-#: Outputs in which no call of Hermes is.
-NO_CALLS = [
-    "hello\n",
-    "<tool_call>",
-    "<tool_call></tool_call>",
-    "<tool_call>\nnot JSON\n</tool_call>",
-    '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
-    '<tool_call>{"name": "f", "arguments": "x"}</tool_call>',
-    '<tool_call>{"name": "", "arguments": {}}</tool_call>',
-    '<tool_call>{"name": 3, "arguments": {}}</tool_call>',
-    '<tool_call>{"arguments": {}}</tool_call>',
-    '<tool_call>{"name": "f", "arg',
-    '<tool_call>{"name": "f}</tool_call> and more',
-    "<tool_call>\\",
-    "<tool_cal",
-    " </tool_call> ",
-    "a < b",
-]
-SPELLED = '{"at": "12", "times": 3, "deep": {"a": [1, null, "é"]}}'
-#: Format, output, and what comes of it.
-CASES = [
-    *(("hermes", text, [text]) for text in NO_CALLS),
-    ("hermes", f"{CALL}\n{CALL}", [SKY, SKY]),
-    ("hermes", f"{CALL}\nDone. ", [SKY, "Done. "]),
-    ("hermes", f"a {CALL} b {CALL} c", ["a", SKY, "b", SKY, "c"]),
-    ("hermes", CALL.removesuffix("</tool_call>"), [SKY]),
-    ("hermes", '<tool_call>{"name": "now"}</tool_call>', [NOW]),
-    ("hermes", '<tool_call>{"arguments": {}, "name": "now"}</tool_call>', [NOW]),
-    ("hermes", f"<tool_call>oops{CALL}", ["<tool_call>oops", SKY]),
-    ("hermes", f"{NAMELESS}\n{CALL}", [NAMELESS, SKY]),
-    ("hermes", CALL.replace("sky", r"one \" , }"), [("look", {"at": 'one " , }'})]),
-    ("hermes", CALL.replace("sky", "say </tool_call> \\\\"), [("look", {"at": "say </tool_call> \\"})]),
-    ("qwen3_coder", "<tool_call>\n<function=now>\n</function>\n</tool_call>", [NOW]),
-    ("qwen3_coder", "<tool_call>\n{}\n</tool_call>", ["<tool_call>\n{}\n</tool_call>"]),
-    ("glm45", "<tool_call>now\n</tool_call>", [NOW]),
-    ("glm45", "<tool_call>not a name</tool_call>", ["<tool_call>not a name</tool_call>"]),
-    ("gemma4", "<|tool_call>call:now{}<tool_call|>", [NOW]),
-    (
-        "gemma4",
-        '<|tool_call>call:look{at:<|"|>a: {"b"}, <x><|"|>}<tool_call|>',
-        [("look", {"at": 'a: {"b"}, <x>'})],
-    ),
-    (
-        "gemma4",
-        r'<|tool_call>call:look{at:"one \" , }",times:2}<tool_call|>',
-        [("look", {"at": 'one " , }', "times": 2})],
-    ),
-    ("gemma4", "<|tool_call>look{}<tool_call|>", ["<|tool_call>look{}<tool_call|>"]),
-    ("mistral", f"[TOOL_CALLS]look{SPELLED}[TOOL_CALLS]now[ARGS]{{}}", [LOOK, NOW]),
-    ("mistral", f'[TOOL_CALLS] [{{"name": "look", "arguments": {SPELLED}}}]', [LOOK]),
-    ("mistral", r'[TOOL_CALLS]look{"at": "one \" , }"}', [("look", {"at": 'one " , }'})]),
-    ("mistral", "[TOOL_CALLS]look", ["[TOOL_CALLS]look"]),
-    ("mistral", "a [TOOL] b", ["a [TOOL] b"]),
-    ("llama3_json", f'{{"name": "look", "parameters": {SPELLED}}}', [LOOK]),
-    (
-        "llama3_json",
-        f'<|python_tag|>{{"name": "now"}}; {{"name": "look", "parameters": {SPELLED}}}',
-        [NOW, LOOK],
-    ),
-    ("llama3_json", r'{"name": "look", "parameters": {"at": "one \" , }"}}', [("look", {"at": 'one " , }'})]),
-    ("llama3_json", '{"colour": "red"}', ['{"colour": "red"}']),
-    ("llama3_json", 'It is {"name": "now"}.', ['It is {"name": "now"}.']),
-    ("pythonic", "[look(at='12', times=3, deep={'a': [1, None, 'é']}), now()]", [LOOK, NOW]),
-    ("pythonic", r"[look(at='it\'s, ok', times=2)]", [("look", {"at": "it's, ok", "times": 2})]),
-    ("pythonic", r"""[look(at="a\"),(", times=2)]""", [("look", {"at": 'a"),(', "times": 2})]),
-    ("pythonic", r"[look(at='one \\', times=2)]", [("look", {"at": "one \\", "times": 2})]),
-    ("pythonic", "[look(at='''it's, ok''', times=2)]", [("look", {"at": "it's, ok", "times": 2})]),
-    ("pythonic", "[look(at=open('x'))]", ["[look(at=open('x'))]"]),
-    ("pythonic", "[1, 2]", ["[1, 2]"]),
-    ("pythonic", "[look(1)]", ["[look(1)]"]),
-    ("pythonic", "[f(a=1e999)]", ["[f(a=1e999)]"]),
-    ("pythonic", "[" * 4000, ["[" * 4000]),
-]
-
-
-def written(name: str, calls: list[dict[str, object]]) -> str:
-    if name == "pythonic":
-        # Its templates show the form in words alone.
-        texts = [f"look({', '.join(f'{k}={v!r}' for k, v in call.items())})" for call in calls]
-        return f"[{', '.join(texts)}]"
-    shape, between = SHAPES[name]
-    template = ChatTemplate("{% set f = messages[0].tool_calls[0].function %}" + shape)
-    return between.join(
-        template.render(
-            [
-                {
-                    "role": "assistant",
-                    "content": "",
-                    "tool_calls": [{"function": {"name": "look", "arguments": call}}],
-                }
-            ]
-        )
-        for call in calls
-    )
 
 
 #: What cuts, nests and breaks calls.
@@ -203,6 +62,14 @@ def test_every_format_has_its_cases():
 
 
 @pytest.mark.parametrize("name", FORMATS)
+def test_wherever_an_output_is_cut_in_two_its_calls_are_the_same(name):
+    for format_name, text, _ in [*CASES, *BROKEN]:
+        if format_name == name:
+            whole = parsed(name, text)
+            assert all(parsed(name, text[:at], text[at:]) == whole for at in range(1, min(len(text), 600)))
+
+
+@pytest.mark.parametrize("name", FORMATS)
 @settings(max_examples=80)
 @given(st.lists(st.sampled_from([*(text for _, text, _ in CASES), *BITS])), st.data(), st.booleans())
 def test_no_output_fails_and_the_cuts_change_nothing(name, texts, data, parallel):
@@ -220,56 +87,8 @@ def test_one_call_is_the_limit_where_calls_are_not_parallel(name):
             assert len(calls) == 1
 
 
-HEAD = '{"name": "look", "arguments": '
-#: Format, pieces of an output, and what comes of each; at last, what its end brings.
-STEPS = [
-    (
-        "hermes",
-        [
-            ("<tool_call>" + HEAD, []),
-            ('{"at": "s', ["look", '{"at": "s']),
-            ("k\\", ["k"]),
-            ('ny", "times": 1', ['\\ny", "times": ']),
-            ("2}}", ["12}"]),
-            ("</tool_call>", []),
-        ],
-    ),
-    (
-        "llama3_json",
-        [
-            ('{"parameters": {"at": 1}, ', []),
-            ('"name": "look"}', ["look", '{"at": 1}']),
-            ('; {"name": "now"', []),
-            ("}", ["now", "{}"]),
-        ],
-    ),
-    ("mistral", [("[TOOL_CALLS]look", []), ('[ARGS]{"at"', ["look", '{"at"']), (": 1}", [": 1}"])]),
-    (
-        "qwen3_coder",
-        [
-            ("<tool_call>\n<function=look", []),
-            (">\n<parameter=at>\n1", ["look"]),
-            ("2\n</parameter>\n<parameter=times>\n3\n", ['{"at": "12"']),
-            ("</parameter>\n</function>", [', "times": 3}']),
-        ],
-    ),
-    (
-        "glm45",
-        [
-            ("<tool_call>look\n<arg_key>at</arg_key>", ["look"]),
-            ("<arg_value>12</arg_value>", ['{"at": "12"']),
-            ("</tool_call>", ["}"]),
-        ],
-    ),
-    (
-        "gemma4",
-        [("<|tool_call>call:look{at:[1", ["look"]), ("],times:3", ['{"at": [1]']), ("}", [', "times": 3}'])],
-    ),
-    (
-        "pythonic",
-        [("[look(at='a', ", ["look", '{"at": "a"']), ("times=3", []), (")", [', "times": 3}']), ("]", [])],
-    ),
-]
+def test_every_format_streams_its_arguments():
+    assert {name for name, _ in STEPS} == set(FORMATS)
 
 
 @pytest.mark.parametrize(("name", "steps"), STEPS)
@@ -278,32 +97,6 @@ def test_arguments_come_as_soon_as_they_are_certain(name, steps):
     for text, expected in steps:
         assert [getattr(piece, "name", None) or piece.text for piece in parser.feed(text)] == expected, text
     assert parser.finish() == []
-
-
-#: Calls that end too early, or go on as none, and what of them has been read by then.
-BROKEN = [
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": [1', [("f", '{"a": [1')]),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call> x', [("f", '{"a": 1}'), "x"]),
-    (
-        "hermes",
-        '<tool_call>{"name": "f", "arguments": {"a": no}}</tool_call>',
-        [("f", '{"a": '), "no}}</tool_call>"],
-    ),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "b\nc"}}', [("f", '{"a": "b\\nc"}')]),
-    ("qwen3_coder", "<tool_call><function=f><parameter=a>1</parameter><parameter=b>2", [("f", '{"a": 1')]),
-    ("qwen3_coder", "<tool_call><function=f><parameter=a>1</parameter>", [("f", '{"a": 1}')]),
-    ("glm45", "<tool_call>f", ["<tool_call>f"]),
-    ("glm45", "<tool_call>f<arg_key>a</arg_key>1</tool_call>", [("f", ""), "a</arg_key>1</tool_call>"]),
-    ("gemma4", "<|tool_call>call:f{a:1,b:no}", [("f", '{"a": 1'), ",b:no}"]),
-    ("mistral", '[TOOL_CALLS][{"name": "f"}, {"x": 1}]', [("f", "{}"), ', {"x": 1}]']),
-    ("pythonic", "[f(a=1, b=g())]", [("f", '{"a": 1'), ", b=g())]"]),
-    ("pythonic", "[f(a='x", ["[f(a='x"]),
-    ("pythonic", "[f(a='\\ud83d')]", ["[f(a='\\ud83d')]"]),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "\\u00', [("f", '{"a": "\\u00')]),
-    ("hermes", '<tool_call>{"name": "f\\u00', ['<tool_call>{"name": "f\\u00']),
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "\\u00x"}}', [("f", '{"a": "'), '\\u00x"}}']),
-    ("gemma4", '<|tool_call>call:f{a:"\\u00', [("f", "")]),
-]
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), BROKEN)

@@ -26,10 +26,12 @@ class Queue:
     #: (arrival, tenant, turn) of all that has begun.
     taken: list[tuple[int, str, int]] = field(default_factory=list)
 
-    def arrive(self, arrival: int, tenant: str, deadline: float | None = None, work: float = 0.0) -> None:
+    def arrive(
+        self, arrival: int, tenant: str, deadline: float | None = None, work: float = 0.0, priority: int = 0
+    ) -> None:
         turn = self.waiting[arrival] = self.turns.draw(tenant, str(arrival))
         if deadline is not None:
-            self.turns.hurry(turn, deadline, work)
+            self.turns.hurry(turn, deadline, work, priority)
 
     def take(self) -> None:
         if self.waiting:

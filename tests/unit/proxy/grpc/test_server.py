@@ -24,6 +24,22 @@ CALLS = {
     "mistral": '[TOOL_CALLS]look{"at": 1}',
     "llama3_json": '{"name": "look", "parameters": {"at": 1}}',
     "pythonic": "[look(at=1)]",
+    "lfm2": "<|tool_call_start|>[look(at=1)]<|tool_call_end|>",
+    "ernie45": '<tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>',
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>"
+    '{"at": 1}<|tool_call_end|><|tool_calls_section_end|>',
+    "cohere_command3": '<|START_ACTION|>[{"tool_name": "look", "parameters": {"at": 1}}]<|END_ACTION|>',
+    "nemotron_json": '<TOOLCALL>[{"name": "look", "arguments": {"at": 1}}]</TOOLCALL>',
+    "hunyuan_a13b": '<tool_calls>[{"name": "look", "arguments": {"at": 1}}]</tool_calls>',
+    "hy_v3": "<tool_calls><tool_call>look<tool_sep><arg_key>at</arg_key><arg_value>1</arg_value></tool_call>"
+    "</tool_calls>",
+    "minimax_m2": '<minimax:tool_call><invoke name="look"><parameter name="at">1</parameter></invoke>'
+    "</minimax:tool_call>",
+    "minimax_m3": ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="look">]<]minimax[>[<at>1'
+    "]<]minimax[>[</at>]<]minimax[>[</invoke>]<]minimax[>[</tool_call>",
+    "step3": "<\uff5ctool_calls_begin\uff5c><\uff5ctool_call_begin\uff5c>function<\uff5ctool_sep\uff5c>"
+    '<steptml:invoke name="look"><steptml:parameter name="at">1</steptml:parameter></steptml:invoke>'
+    "<\uff5ctool_call_end\uff5c><\uff5ctool_calls_end\uff5c>",
 }
 BEHIND = " Now, what do I see? A lake, and a boat."
 

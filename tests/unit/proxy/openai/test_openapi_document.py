@@ -40,6 +40,7 @@ def test_the_document_is_valid():
 #: Fields that are refused, or have another name in that body.
 HIDDEN = {
     "EmbeddingBody": {"truncate_prompt_tokens", "prompt_embeds", "add_special_tokens"},
+    "PoolingBody": {"truncate_prompt_tokens", "prompt_embeds", "add_special_tokens"},
     "RerankBody": {"truncate_prompt_tokens", "prompt_embeds"},
     "ScoreBody": {"truncate_prompt_tokens", "prompt_embeds"},
     "CompletionBody": {"best_of", "suffix"},

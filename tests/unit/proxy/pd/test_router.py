@@ -16,6 +16,7 @@ from triptych.proxy.events import Refused
 from triptych.proxy.pd import router as module
 from triptych.proxy.pd.router import PDRouter
 from triptych.proxy.requests.instructions import EndAttempt, Submit
+from triptych.proxy.workers import Binding
 
 QUEUED = pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_QUEUED)
 
@@ -51,8 +52,10 @@ def make_request(attempt: int) -> Any:
         name="r",
         order=1,
         resumed=attempt > 1,
-        call=SimpleNamespace(tenant="", prompt=(1,), encoder=None, sampling=SimpleNamespace(max_tokens=1)),
-        bound=SimpleNamespace(model_key="m"),
+        call=SimpleNamespace(
+            tenant="", priority=0, prompt=(1,), encoder=None, sampling=SimpleNamespace(max_tokens=1)
+        ),
+        bound=Binding("m", ""),
         content=SimpleNamespace(items=(), chain=()),
         lifecycle=SimpleNamespace(
             attempt=attempt, ended=False, items={}, prompt_token_ids=None, output_token_ids=[]

@@ -17,8 +17,8 @@ from triptych.proxy.requests.request import InFlightRequest
 ORDER = Submit(1)
 
 
-def request(name: str, order: int, *, resumed: bool = False) -> Any:
-    call = SimpleNamespace(tenant=name[0])
+def request(name: str, order: int, *, resumed: bool = False, priority: int = 0) -> Any:
+    call = SimpleNamespace(tenant=name[0], priority=priority)
     return SimpleNamespace(request_id=name, call=call, order=order, resumed=resumed)
 
 
@@ -43,6 +43,20 @@ def test_one_tenants_requests_go_resumed_ones_first_and_by_arrival():
     waiting = queue(request("a3", 3), request("a1", 1), request("a2", 2), request("a9", 9, resumed=True))
     assert handed_over(waiting) == ["a9", "a1", "a2", "a3"]
     assert not len(waiting)
+
+
+def test_a_lower_priority_goes_before_earlier_requests_of_its_tenant_and_after_resumed_ones():
+    waiting = queue(
+        request("a1", 1, priority=7), request("a2", 2), request("a3", 3, priority=-1), request("a4", 4)
+    )
+    waiting.add(request("a5", 5, resumed=True, priority=9), ORDER)
+    assert handed_over(waiting) == ["a5", "a3", "a2", "a4", "a1"]
+
+
+def test_a_priority_takes_no_turn_of_another_tenant():
+    waiting = queue(*(request(f"a{i}", i, priority=-100) for i in range(4)), request("b4", 4, priority=100))
+    waiting.add(request("b5", 5, priority=99), ORDER)
+    assert handed_over(waiting) == ["a0", "b5", "a1", "b4", "a2", "a3"]
 
 
 def test_a_later_window_of_a_sound_goes_before_new_requests_of_its_own_tenant_only():

@@ -145,6 +145,29 @@ async def test_a_new_cluster_keeps_the_workers_that_are_there_once_they_have_reg
     assert await proxy.poll(PoolDemand()) == ScalingDecision(3, "hold", active=True)
 
 
+async def test_what_a_proxy_keeps_is_told_before_a_decision_on_more_and_once_for_one_on_as_many() -> None:
+    told: list[tuple[str, int | None]] = []
+
+    class ToldBoard(FakeBoard):
+        async def publish(
+            self, proxy_id: str, pool: str, demand: PoolDemand, term: float
+        ) -> list[PoolDemand]:
+            told.append(("kept", demand.kept))
+            return await super().publish(proxy_id, pool, demand, term)
+
+        async def announce(self, pool: str, decision: ScalingDecision, term: float) -> bool:
+            told.append(("decided", decision.workers))
+            return await super().announce(pool, decision, term)
+
+    proxy = await Proxy(ToldBoard()).knows()
+    told.clear()
+    await proxy.poll(FOUR)
+    assert told == [("kept", None), ("kept", 4), ("decided", 4)]
+    told.clear()
+    await proxy.poll(FOUR)
+    assert told == [("kept", 4), ("decided", 4)]
+
+
 async def test_a_decision_that_another_proxy_has_made_meanwhile_is_not_undone() -> None:
     board = FakeBoard(in_force=ScalingDecision(1, "flow", active=True))
     proxy = Proxy(board)

@@ -12,7 +12,7 @@ import pytest
 from triptych.base.config import ProxyConfig
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.types import WorkerInfo
-from triptych.proxy.scaling.autoscaler import ColdStarts
+from triptych.proxy.scaling.cold_starts import ColdStarts
 from triptych.proxy.scaling.upkeep import PoolMetrics, Upkeep, release_memory
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.registry.leases import Leases

@@ -17,7 +17,7 @@ from triptych_bench.simulator.costs.costs import CostModel, EncoderCosts, PDCost
 from triptych_bench.simulator.plan.answer import MAX_BOUGHT, fewest_workers
 from triptych_bench.simulator.plan.estimate import Estimate, best_counts, estimate
 from triptych_bench.simulator.plan.question import PlannedDevice, Question, check_question
-from triptych_bench.simulator.plan.ratios import Ratios, Served, best_ratio, candidates
+from triptych_bench.simulator.plan.ratios import Ratios, Served, advise_roles, best_ratio, candidates
 from triptych_bench.simulator.plan.trials import Trials, verdict_of
 
 SLO = Slo((("ttft", 2000.0), ("tpot", 50.0)))
@@ -156,6 +156,49 @@ def records(count: int, *, slope: float, tpot: float = 0.02) -> tuple[RequestRec
         )
         for index in range(count)
     )
+
+
+#: A prompt of 4,128 tokens takes 4.1 ms to compute; its 40 tokens take 40 x 1 ms of their steps.
+LONG_PROMPTS = Workload(4100, 40)
+WITH_PREFILL = replace(COSTS, pd=PDCosts(0.001, 1e-6, 0.001, 0.0, 0.0, 0.0, 0.0))
+
+
+def test_prefill_workers_have_the_long_prompts_alone_and_decode_workers_the_rest() -> None:
+    found = estimate(question(WITH_PREFILL, LONG_PROMPTS))
+    tokens = 4100 + MODEL.prompt_overhead_tokens
+    assert 1 / found.prefill == pytest.approx(tokens * 1e-6 + 0.001 * tokens / LIMITS.pd.step_tokens)
+    assert found.decode == pytest.approx((1 - 0.001 / 0.05) / 0.04)
+    assert found.of(on_devices(0, 3, prefill=1)) == pytest.approx(min(found.prefill, 2 * found.decode))
+    short = estimate(question(WITH_PREFILL, replace(LONG_PROMPTS, text_tokens=100)))
+    assert math.isinf(short.prefill) and short.decode == pytest.approx(short.pd_worker)
+
+
+@pytest.mark.parametrize(
+    ("whole", "divided", "apart", "said"),
+    [
+        ((10.0, 9.9, 10.1), (12.0, 11.8, 12.1), True, "1E1P1D serves 1.20x of 1E2PD: give PD workers roles"),
+        ((10.0, 9.9, 10.1), (6.0, 5.9, 6.1), False, "0.60x of 1E2PD: it does not pay, leave --role at both"),
+        ((10.0, 9.0, 11.0), (10.2, 9.0, 11.0), None, "which a search cannot tell: leave --role at both"),
+        ((10.0, 9.9, 10.1), (), False, "0.00x of 1E2PD: it does not pay"),
+    ],
+)
+def test_the_advice_says_whether_prefill_and_decode_apart_pays(whole, divided, apart, said) -> None:
+    best = Served(on_devices(1, 2), 12.0, whole)
+    replicas = Served(colocated(3), 9.0, (8.0,))
+    roles = (Served(on_devices(1, 2, prefill=1), 12.0, divided),)
+    advice = advise_roles(Ratios((best,), replicas, replicas, roles))
+    assert advice.disaggregate is apart and said in advice.reason
+    assert "takes two PD workers" in advise_roles(Ratios((best,), replicas, replicas)).reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tpot, pays", [(20.0, True), (30.0, False)])
+def test_the_best_ratios_pd_workers_are_tried_with_roles(tpot: float, pays: bool) -> None:
+    """A step with a part of a prompt takes 49 ms, one without 8: few of twelve tokens may meet one."""
+    slo = Slo((("ttft", 3000.0), ("tpot", tpot)))
+    found = best_ratio(Trials(replace(question(COSTS, Workload(2000, 12), devices=2), slo=slo)))
+    assert [served.name for served in found.roles] == ["0E1P1D"]
+    assert advise_roles(found).disaggregate is pays
 
 
 def test_a_queue_that_grows_is_not_sustained_though_the_window_ends_before_it_is_long() -> None:

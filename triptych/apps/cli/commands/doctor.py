@@ -11,7 +11,7 @@ import click
 
 from triptych.apps.cli.grouped_command import service_command
 from triptych.apps.cli.options import MODEL_HELP, configured, model_argument
-from triptych.base.config import MIB, ClusterConfig, DoctorConfig, ServiceConfig
+from triptych.base.config import MIB, DoctorConfig, ModelCheckConfig, ServiceConfig
 from triptych.base.config.flags import CommandOptions, flag
 from triptych.base.errors import ConfigError
 
@@ -21,14 +21,14 @@ from triptych.base.errors import ConfigError
     f"fits this machine. {MODEL_HELP}",
 )
 @model_argument
-@configured(ClusterConfig)
-def check(config: ClusterConfig) -> None:
+@configured(ModelCheckConfig)
+def check(config: ModelCheckConfig) -> None:
     from triptych.apps.doctor.finding import fail_of, table
     from triptych.apps.doctor.model import check_model
 
     results = []
     try:
-        for result in check_model(config, config.model):
+        for result in check_model(config, config.model, config.pictures):
             results.append(result)
     except ConfigError as error:
         if results:
@@ -38,7 +38,8 @@ def check(config: ClusterConfig) -> None:
 
 
 @service_command(
-    help="Checks this machine, the given store and the given cluster for the flags of `triptych serve`. "
+    help="Checks this machine, the given store and the given cluster for the flags of `triptych serve`; with "
+    "--cluster, what a release in Kubernetes waits for. "
     f"Exits with 1 if a check fails; each failure names its remedy. {MODEL_HELP}",
 )
 @model_argument

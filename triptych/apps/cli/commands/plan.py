@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +41,10 @@ class PlanOptions(CommandOptions):
     budget: float = flag(0.0, "dollars per hour that a shape may cost, instead of --devices")
     scale: bool = flag(False, "how far up to 1000 workers go, and what is full first")
     store_bandwidth: float = flag(0.0, "GB/s of the store, for --scale; as measured")
+    kv_bandwidth: float = flag(
+        0.0,
+        "GB/s of KV from prefill to decode workers, as by NIXL; 0: by the store, as it was measured",
+    )
     quick: bool = flag(False, "one load instead of --repeats, and no sensitivity")
     repeats: int = flag(3, "loads that the best shapes are tried with")
     seed: int = flag(0, "decides texts, pictures and times")
@@ -93,22 +97,24 @@ def _question(options: PlanOptions) -> Question:
     if options.gpu and options.pd_gpu and options.encoder_gpu:
         raise ConfigError("--gpu is every worker's device: leave it out beside --encoder-gpu and --pd-gpu")
     names = tuple(dict.fromkeys(name.lower() for name in (pd, encoder or pd)))
+    kv_bandwidth = _at_least_0("--kv-bandwidth", options.kv_bandwidth) * 1e9
     prices = parse_prices(options.price, names)
     served = read_model(Path(options.model)) if options.model else QWEN3_VL
     unequal = len(names) > 1
     encoder_flag = "--encoder-gpu" if options.encoder_gpu else "--gpu"
+    device = read_device(
+        pd,
+        prices.get(names[0]),
+        "--pd-gpu" if options.pd_gpu else "--gpu",
+        options.pd_ranks,
+        options.pd_rank_speed,
+        served,
+    )
     return Question(
         workload=options.load.make_workload(),
         workload_name=options.load.workload,
         slo=options.load.make_slo(),
-        device=read_device(
-            pd,
-            prices.get(names[0]),
-            "--pd-gpu" if options.pd_gpu else "--gpu",
-            options.pd_ranks,
-            options.pd_rank_speed,
-            served,
-        ),
+        device=replace(device, limits=replace(device.limits, kv_bandwidth=kv_bandwidth)),
         devices=options.devices,
         seed=options.seed,
         repeats=1 if options.quick else options.repeats,

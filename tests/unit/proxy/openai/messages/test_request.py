@@ -133,6 +133,8 @@ def test_tools_and_choices_are_those_of_the_chat_api():
     assert options.form is CallForm.TAGGED
     [tool] = json.loads(options.tools)
     assert tool["function"] == {"name": "f", "description": "looks", "parameters": {"type": "object"}}
+    [strict] = json.loads(parsed(tools=[TOOL | {"strict": True}]).options.tools.tools)
+    assert strict["function"] == {**tool["function"], "strict": True}
     forced = parsed(tools=[TOOL], tool_choice={"type": "tool", "name": "f"}).options.tools
     assert (forced.form, forced.parallel) == (CallForm.JSON, True)
     one = parsed(tools=[TOOL], tool_choice={"type": "auto", "disable_parallel_tool_use": True})
