@@ -73,6 +73,12 @@ CELLS = (
         ("| look at changed workers: 100 |", "| look at workers that are as they were: 100 |", "| beat |"),
         60,
     ),
+    Cell(
+        "prefill_decode.md",
+        (*_BENCHMARKS, "prefill_decode", "--rounds", "1", "--seconds", "10", "--thresholds", "256"),
+        ("| text | median TTFT |", "| text | P99 TPOT |", "| long prompts | P99 TPOT |"),
+        75,
+    ),
 )
 #: What the other pages need.
 NEEDS = {

@@ -1,0 +1,152 @@
+"""Prefill and decode apart beside workers that do both, on the same cores: three kinds of requests at once.
+
+    python -m benchmarks prefill_decode [--rounds 3] [--seconds 25] [--thresholds 0 256 1024] [--write]
+
+Short texts, long prompts and pictures come at their own rates. Each system's cluster is alone while it is
+measured, and they take turns; a figure is the median of the rounds, a ratio of the rounds' ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.result_page import RESULTS, fill, number, publish, table
+from triptych.base.config import WorkerCounts
+from triptych_bench.goodput.launch import launched
+
+PAGE = RESULTS / "prefill_decode.md"
+BOTH = "2 x both"
+#: Workers that register after the cluster is ready: one of the two PD workers may.
+_REST_SECONDS, _PATIENCE = 5.0, 300.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Requests of one kind. `rate` in requests per second."""
+
+    name: str
+    rate: float
+    text_tokens: int
+    images: int = 0
+    output_tokens: int = 64
+
+    @property
+    def words(self) -> list[str]:
+        """The flags of `triptych bench goodput`."""
+        return [
+            *("--rate", str(self.rate), "--text-tokens", str(self.text_tokens)),
+            *("--images", str(self.images), "--image-size", "320x320"),
+            *("--output-tokens", str(self.output_tokens)),
+        ]
+
+
+KINDS = (Kind("text", 3.0, 32), Kind("long prompts", 0.8, 1700), Kind("three pictures", 0.8, 32, 3))
+#: What a window says of a kind.
+FIGURES = {
+    "median TTFT": "median_ttft_ms",
+    "P99 TTFT": "p99_ttft_ms",
+    "median TPOT": "median_tpot_ms",
+    "P99 TPOT": "p99_tpot_ms",
+}
+#: Figures of one cluster by kind and name.
+Figures = Mapping[tuple[str, str], float]
+
+
+def systems(thresholds: Sequence[int]) -> dict[str, tuple[WorkerCounts, list[str]]]:
+    """The shape and the further flags of each system, by name; the first is what the others stand beside."""
+    roles = ["--prefill-workers", "1", "--decode-workers", "1", "--prefill-threshold"]
+    return {
+        BOTH: (WorkerCounts(encoders=1, pd_workers=2), []),
+        # With roles, `serve` takes them in the place of its one PD worker.
+        **{
+            f"1 P + 1 D from {each} tokens": (WorkerCounts(encoders=1, pd_workers=1), [*roles, str(each)])
+            for each in thresholds
+        },
+    }
+
+
+def measure(shape: WorkerCounts, words: Sequence[str], model: str, seconds: float, seed: int) -> Figures:
+    """All kinds at once, at a cluster of their own."""
+    with launched(shape, model, words) as cluster, tempfile.TemporaryDirectory() as folder:
+        time.sleep(_REST_SECONDS)
+        outputs = {kind: Path(folder) / str(place) for place, kind in enumerate(KINDS)}
+        loads = [
+            subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "triptych.apps.cli", "bench", "goodput", "--url", cluster.url),
+                    *(*kind.words, "--seconds", str(seconds), "--warm-up", "4", "--seed", str(seed)),
+                    *("--plots", "none", "--output", str(output)),
+                ],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            for kind, output in outputs.items()
+        ]
+        try:
+            ended = [load.wait(_PATIENCE) for load in loads]
+        finally:
+            for load in loads:
+                load.kill()
+        assert not any(ended), f"the loads ended with {ended}"
+        found: dict[tuple[str, str], float] = {}
+        for kind, output in outputs.items():
+            [window] = json.loads(output.with_suffix(".json").read_text())["windows"]
+            assert not window["failed"], f"{window['failed']} of the {kind.name} failed"
+            found |= {(kind.name, name): float(window[field]) for name, field in FIGURES.items()}
+    return found
+
+
+def rows(taken: Mapping[str, Sequence[Figures]]) -> list[list[str]]:
+    """A row per kind and figure: the median of each system in ms, with its ratio to the first one's."""
+    (_, beside), *_ = taken.items()
+    lines = []
+    for key in beside[0]:
+        cells = []
+        for system, rounds in taken.items():
+            middle = number(statistics.median(each[key] for each in rounds))
+            ratio = statistics.median(
+                own[key] / other[key] for own, other in zip(rounds, beside, strict=True)
+            )
+            cells.append(middle if system == BOTH else f"{middle}: {ratio:.2f}")
+        lines.append([*key, *cells])
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=25.0)
+    parser.add_argument("--thresholds", type=int, nargs="+", default=[0, 256, 1024])
+    parser.add_argument("--model", default="", help="a checkpoint folder; default: the demo model")
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
+    options = parser.parse_args()
+    measured = systems(options.thresholds)
+    taken: dict[str, list[Figures]] = {name: [] for name in measured}
+    for turn in range(options.rounds):
+        for name in list(measured)[:: 1 if turn % 2 else -1]:
+            taken[name].append(measure(*measured[name], options.model, options.seconds, turn))
+            sys.stderr.write(f"round {turn + 1}: {name}\n")
+    loads = "; ".join(f"{kind.name} {kind.rate:g}/s" for kind in KINDS)
+    page = fill(
+        "prefill_decode",
+        rounds=options.rounds,
+        seconds=f"{options.seconds:g}",
+        thresholds=" ".join(map(str, options.thresholds)),
+        loads=loads,
+        model=Path(options.model).name or "the demo model",
+        table="\n".join(table(["requests", "ms", *taken], rows(taken), texts=(0, 1))),
+    )
+    publish(page, PAGE, write=options.write)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""What the page of prefill and decode apart says of its rounds."""
+
+from __future__ import annotations
+
+from benchmarks.prefill_decode import BOTH, Figures, rows, systems
+
+
+def figures(ttft: float, tpot: float) -> Figures:
+    return {("text", "median TTFT"): ttft, ("text", "P99 TPOT"): tpot}
+
+
+def test_a_ratio_is_the_median_of_the_rounds_own_ratios() -> None:
+    taken = {
+        BOTH: [figures(10, 4), figures(20, 4), figures(40, 4)],
+        "1 P + 1 D": [figures(20, 2), figures(20, 3), figures(20, 1)],
+    }
+    assert rows(taken) == [
+        ["text", "median TTFT", "20", "20: 1.00"],
+        ["text", "P99 TPOT", "4", "2: 0.50"],
+    ]
+
+
+def test_every_threshold_is_a_system_beside_the_workers_that_do_both() -> None:
+    names = list(systems([0, 256]))
+    assert names == [BOTH, "1 P + 1 D from 0 tokens", "1 P + 1 D from 256 tokens"]
+    assert systems([256])[names[2]][1][-1] == "256"
