@@ -56,8 +56,11 @@ class BareDoor:
         self.resolve_model("")
         yield
 
-    def models(self) -> list[str]:
+    def models(self, allowed: Any = None) -> list[str]:
         self.parsed += 1
+        return []
+
+    def adapters(self, allowed: Any = None) -> list[str]:
         return []
 
     # What gRPC's generated code asks of a server.

@@ -163,6 +163,11 @@ def test_what_vllm_alone_does_is_not_for_replicas(given: tuple[str, str]) -> Non
     assert_refused(result, f"{given[0]} is for --topology epd with --engine vllm", "leave it out")
 
 
+def test_replicas_have_no_vllm() -> None:
+    result = triptych("serve", str(DEMO_MODEL), "--topology", "colocated", "--engine", "vllm")
+    assert_refused(result, "--engine vllm is for --topology epd", "leave it out")
+
+
 def test_pd_workers_with_roles_are_all_planned_for_and_prefill_comes_first() -> None:
     config = parse(ServeConfig, "serve", "--prefill-workers", "1", "--decode-workers", "2")
     assert config.counts.pd_workers == 3

@@ -230,6 +230,8 @@ class ClusterConfig(Config):
 def check_scaled(config: ClusterConfig) -> None:
     """ConfigError for a range of workers in a topology that has none, and for roles that cannot be."""
     _check_roles(config)
+    if config.topology == "colocated" and config.pd.engine == "vllm":
+        raise ConfigError("--engine vllm is for --topology epd: replicas compute themselves; leave it out")
     for name in ("lora_modules", "speculative_config"):
         if config.topology == "colocated" and getattr(config.pd, name):
             raise ConfigError(
