@@ -62,12 +62,13 @@ async def test_the_registration_names_adapters_and_their_keys(adapted) -> None:
 
 async def test_kv_that_moves_is_read_and_kept_by_the_adapter_too(server, store) -> None:
     server.adapters = ("sql",)
-    server.scripts = [whole(kv_transfer_params={"remote_host": "10.0.0.7"})]
+    # An answer that goes on until the offer has left.
+    server.scripts = [whole(kv_transfer_params={"remote_host": "10.0.0.7"}), hangs(3)]
     flags = {"role": "prefill", "kv_connector": "nixl"}
     async with fronting(server, store, adapters=ADAPTERS[:1], **flags) as served:
         await ask(served, "r1", "a" * 64, may_hand_over=True)
-        found = await served.client.until("r1")
-        assert found.kept is not None
+        await served.client.has("r1", "offer")
+        await served.client.until("r1", tokens=3)
         assert [call.body["model"] for call in server.calls] == ["sql", "sql"]
 
 
