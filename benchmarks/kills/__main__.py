@@ -227,7 +227,11 @@ def page(trials: Sequence[Trial]) -> str:
                 stall = ranged(statistics.median(stalls), min(stalls), max(stalls))
                 rows.append([fault, system, *counts, stall, str(sum(t.by_hand for t in of))])
     head = ["fault", "system", "runs", "requests", "failed", "wrong", "stall, s (range)", "restarts by hand"]
-    reasons = {f"{t.system}, {t.fault}: {' '.join(t.errors[0].split())}" for t in trials if t.errors and t.system != RIGHT}
+    reasons = {
+        f"{t.system}, {t.fault}: {' '.join(t.errors[0].split())}"
+        for t in trials
+        if t.errors and t.system != RIGHT
+    }
     lines = table(head, rows, (0, 1))
     return fill(
         "kills", commit=commit(), table="\n".join(lines),
