@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -92,6 +93,16 @@ def test_a_plan_without_a_layout_is_as_one_with_the_layout_of_the_adapters_encod
     assert (given.delta, given.spans, given.inputs) == (described.delta, described.spans, described.inputs)
     for own, other in zip(asked.features, features, strict=True):
         assert decoder.placeholder(own.plan) == decoder.placeholder(other.plan)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_only_a_text_with_a_token_that_the_config_names_goes_through_the_classs_forward(family: str) -> None:
+    decoder = override(family).decoder
+    with mock.patch.object(decoder.capture, "run", wraps=decoder.capture.run) as run:
+        decoder.prompt_inputs([5, 6, 7], ())
+        assert not run.called
+        decoder.prompt_inputs([5, decoder.image_token_id, 7], ())
+        assert run.called
 
 
 @EVERY
