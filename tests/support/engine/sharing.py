@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from support.engine.engine_cell import EngineCell, engine_cell
 from triptych.pd_worker.core.kv_cache.block_pool import PrefixChain
 from triptych.pd_worker.core.request import EngineRequest
+from triptych.pd_worker.kv_sharing import cost_rule
 
 BLOCK_SIZE = 4
 LOADED = "triptych_pd_shared_kv_loaded_tokens_total"
@@ -50,7 +53,13 @@ def blocks_of(requests: Sequence[EngineRequest], *, last: int = 1) -> set[bytes]
     return digests
 
 
-def wait_for(holds: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+def wait_for_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No request computes what it could load because a busy machine loads it slowly."""
+    for bound in ("_SHORTEST", "_LONGEST"):
+        monkeypatch.setattr(cost_rule, bound, 40.0)
+
+
+def wait_for(holds: Callable[[], bool], what: str, seconds: float = 40.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, f"waited {seconds:g} s for: {what}"

@@ -9,13 +9,14 @@ import pytest
 
 from support.engine.pd_serving import served_model, serving
 from support.engine.sharing import LOADED, SAVED
+from support.engine.slow_steps import slow_steps
 from triptych.pd_worker.kv_sharing import block_saves
 from triptych.pd_worker.kv_sharing.transfers import KVTransfers
 from triptych.pd_worker.native import NativeWorker
 from triptych.protos import pd_pb2
 
 TEXT = "Say something about the weather, and then about the sea, the hills and all that lies behind them. "
-#: Long enough that it is not over when it is offered.
+#: Long enough, in slow steps, that it is not over when it is offered.
 SAMPLING = {"max_tokens": 250, "ignore_eos": True, "temperature": 1.0, "seed": 11}
 
 
@@ -38,10 +39,12 @@ async def test_a_request_goes_on_at_the_decode_worker_with_the_blocks_of_the_pre
         serving(model, store_url, role="prefill") as (first, p),
         serving(model, store_url, role="decode") as (second, d),
     ):
+        hurry = slow_steps(first.engine)
         assert (
             await p.submit(p.message("r", new_text(), **SAMPLING))
         ).status == pd_pb2.SubmitReply.STATUS_QUEUED
         await p.has("r", "offer")
+        hurry()
         prompt = list(p.answers["r"].admitted.prompt_token_ids)
         assert count(first, SAVED) == len(prompt) // 16 * 16, "offered before its blocks were stored"
         assert count(first, LOADED) == 0
@@ -57,7 +60,8 @@ async def test_a_request_goes_on_at_the_decode_worker_with_the_blocks_of_the_pre
 
 async def test_a_request_is_offered_though_nothing_can_be_saved(store_url, monkeypatch):
     monkeypatch.setattr(KVTransfers, "has_room", lambda self, nbytes: False)
-    async with serving(served_model("qwen3_vl"), store_url, role="prefill") as (_, p):
+    async with serving(served_model("qwen3_vl"), store_url, role="prefill") as (worker, p):
+        slow_steps(worker.engine)
         await p.submit(p.message("r", new_text(), **SAMPLING))
         await p.has("r", "offer")
 
@@ -71,7 +75,8 @@ async def test_a_request_is_offered_after_a_while_though_its_blocks_are_still_on
         await asyncio.sleep(30)
 
     monkeypatch.setattr(KVTransfers, "_stored", stuck)
-    async with serving(served_model("qwen3_vl"), store_url, role="prefill") as (_, p):
+    async with serving(served_model("qwen3_vl"), store_url, role="prefill") as (worker, p):
+        slow_steps(worker.engine)
         await p.submit(p.message("r", new_text(), **SAMPLING))
         await p.has("r", "offer")
 
