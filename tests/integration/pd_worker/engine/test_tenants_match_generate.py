@@ -52,11 +52,13 @@ def test_pictures_that_give_their_places_to_another_tenant_and_come_back_are_exa
     flags = {"preemption": preemption, "prefix_caching": prefix_caching, "block_size": 8}
     with engine_cell(checkpoint, max_num_seqs=2, **flags) as cell:
         flood, asks = requests_of(cell, "a", theirs), requests_of(cell, "b", ours)
-        slow_steps(cell.engine)
+        hurry = slow_steps(cell.engine)
         submit(cell, flood)
         for request in flood[:2]:
             cell.wait(request.request_id, "tokens")
         submit(cell, asks)
+        cell.wait(asks[0].request_id, "admitted")
+        hurry()
         assert_answers(cell, [*theirs, *ours], [*flood, *asks])
         assert cell.metric("triptych_pd_tenant_preemptions_total") > 0
 
@@ -75,7 +77,7 @@ def test_pictures_that_give_their_room_to_another_tenant_and_come_back_are_exact
     with engine_cell(checkpoint, max_num_seqs=2, encoder_cache_memory=room) as cell:
         flood, behind = requests_of(cell, "a", [TEXT, TEXT]), requests_of(cell, "a", waiting)
         asks = requests_of(cell, "b", ours)
-        slow_steps(cell.engine)
+        hurry = slow_steps(cell.engine)
         submit(cell, flood)
         for request in flood:
             cell.wait(request.request_id, "tokens")
@@ -83,5 +85,7 @@ def test_pictures_that_give_their_room_to_another_tenant_and_come_back_are_exact
         flood += behind
         cell.wait(flood[-1].request_id, "admitted")
         submit(cell, asks)
+        cell.wait(asks[0].request_id, "admitted")
+        hurry()
         assert_answers(cell, [TEXT, TEXT, *waiting, *ours], [*flood, *asks])
         assert cell.metric("triptych_pd_room_given_up_total") > 0

@@ -11,12 +11,12 @@ import urllib.request
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from support.channels import connected_channel
 from support.data.checkpoints import build_checkpoint
 from support.engine.slow_steps import slow_steps
 from support.fakes.pd_client import PDClient
 from support.waiting import within
 from triptych.base.cpu.threads import decoder_threads
-from triptych.base.rpc.channels import make_channel
 from triptych.base.types import WorkerInfo
 from triptych.protos import pd_pb2
 from triptych.registry.registry import Registry
@@ -59,7 +59,7 @@ async def test_a_worker_registers_serves_drains_and_withdraws(store: EmbeddingSt
         assert info.pool == "pd"
         assert info.capacity["max_model_len"] == 1024
         assert info.capacity["max_num_seqs"] == 64
-        async with make_channel(info.address) as channel:
+        async with connected_channel(info.address) as channel:
             check = health_pb2_grpc.HealthStub(channel).Check
             reply = await check(health_pb2.HealthCheckRequest(), timeout=30)
             assert reply.status == health_pb2.HealthCheckResponse.SERVING

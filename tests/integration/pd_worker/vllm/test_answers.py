@@ -176,8 +176,8 @@ async def test_a_tenant_that_fills_the_server_leaves_another_one_a_place_and_goe
             message = client.message(name, "hello", temperature=0.0, ignore_eos=True, **long)
             message.tenant = "a" * 16
             await client.submit(message)
-        for name in ("a1", "a2"):
-            half = await client.until(name, tokens=5)
+            if name != "a3":  # calls at once may arrive in any order
+                half = await client.until(name, tokens=5)
         prompt = half.admitted.prompt_token_ids
         message = client.message("b", "hello", temperature=0.0, ignore_eos=True, **short)
         message.tenant = "b" * 16

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from openai import APIStatusError, BadRequestError
 
+from support.channels import connected_channel
 from support.fakes.fake_encoder import ROWS, FakeEncoder
 from support.fakes.fake_pd import FakePD
 from support.fakes.fake_workers import MODEL, MODEL_KEY, WIDTH, FakeWorker, key_of, picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster, raw_post
 from support.waiting import until, within
 from triptych.base.config import ProxyConfig
-from triptych.base.rpc.channels import make_channel
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
 from triptych.proxy import pool
 from triptych.proxy.auth.keys import KeyLimits, KeyRing
@@ -131,7 +131,7 @@ async def ask_within(cluster: FakeCluster, name: str, seconds: float) -> None:
         sampling=common_pb2.SamplingParams(max_tokens=2),
         timeout=seconds,
     )
-    async with make_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
+    async with connected_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
         stub: Any = proxy_pb2_grpc.ProxyServiceStub(channel)
         async for _ in stub.Chat(request):
             pass

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from openai import APIStatusError
 
+from support.channels import connected_channel
 from support.fakes.fake_workers import key_of, picture, user
 from support.fakes.proxy_fakes import FakeCluster
 from support.hostile.two_tenants import A, B, chat_body, two_tenants
 from support.waiting import until, within
-from triptych.base.rpc.channels import make_channel
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
 from triptych.proxy.pd import link as link_module
 from triptych.proxy.pd.window import ALONE
@@ -93,7 +93,7 @@ async def test_every_kind_of_call_has_one(cluster: FakeCluster) -> None:
     [worker] = cluster.pd_workers
     part = proxy_pb2.ChatPart(text="x")
     message = proxy_pb2.ChatMessage(role="user", parts=[part])
-    async with make_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
+    async with connected_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
         stub: Any = proxy_pb2_grpc.ProxyServiceStub(channel)
         chat = proxy_pb2.ChatRequest(messages=[message], sampling=Sampling, priority=-(2**31))
         async for _ in stub.Chat(chat, timeout=20.0):
