@@ -20,10 +20,8 @@ OLD, NEW = ScalingRules(1, 8, 2.0), ScalingRules(1, 4, 2.0, window=30.0)
 async def test_every_proxy_reads_the_demand_of_all_live_ones(store: EmbeddingStore) -> None:
     first, second = ScalingBoard(store), ScalingBoard(store)
     assert await first.publish("p1", "encoder", DEMAND, TERM) == [DEMAND]
-    assert sorted(await second.publish("p2", "encoder", OTHER, TERM), key=lambda d: d.waiting) == [
-        OTHER,
-        DEMAND,
-    ]
+    both = await second.publish("p2", "encoder", OTHER, TERM)
+    assert sorted(both, key=lambda demand: demand.waiting) == [OTHER, DEMAND]
     assert await first.publish("p1", "pd", DEMAND, TERM) == [DEMAND]
     assert len(await first.publish("p1", "encoder", OTHER, TERM)) == 2
 
@@ -67,9 +65,8 @@ async def test_the_newest_rules_are_those_of_all_proxies(store: EmbeddingStore) 
     old, new = ScalingBoard(store), ScalingBoard(store)
     first = await old.agree("encoder", OLD, None, TERM, newest=True)
     assert first.rules == OLD and first.supported
-    assert await ScalingBoard(store).agree("encoder", OLD, None, TERM, newest=True) == first, (
-        "they are the same"
-    )
+    again = await ScalingBoard(store).agree("encoder", OLD, None, TERM, newest=True)
+    assert again == first, "they are the same"
     second = await new.agree("encoder", NEW, None, TERM, newest=True)
     assert second.rules == NEW and second.generation > first.generation
     assert await old.agree("encoder", OLD, None, TERM) == second

@@ -246,6 +246,12 @@ class FakeCluster:
         return all(worker.address in links and links[worker.address].attached for worker in self.pd_workers)
 
     async def __aexit__(self, *_: object) -> None:
+        try:
+            await self._stop()
+        finally:
+            self._silence.stop()
+
+    async def _stop(self) -> None:
         if self.live is not None:
             await within("the live data's end", self.live.stop())
         await within("the client's end", self.client.close())
@@ -259,12 +265,16 @@ class FakeCluster:
         await within("the pool's end", self.pool.stop())
         for worker in (*self.encoders, *self.pd_workers):
             await within(f"the end of {worker.address}", worker.kill())
-        self._silence.stop()
 
     @property
     def received(self) -> int:
         """Output tokens that the proxy has of the requests in flight."""
         return sum(len(request.lifecycle.output_token_ids) for request in self.dispatcher._requests.values())
+
+    @property
+    def admitted(self) -> int:
+        """Items for which a PD worker has room, as far as the proxy has heard."""
+        return sum(bool(job.admitted) for job in self.dispatcher.jobs.table.jobs())
 
     async def ask(self, messages: Any, **extra: Any) -> Any:
         """A reply in one piece."""

@@ -55,16 +55,16 @@ async def test_a_key_has_its_requests_served_by_priority_and_takes_no_turn_of_an
 
 async def test_a_picture_of_lower_priority_is_encoded_before_earlier_ones(store: EmbeddingStore) -> None:
     async with FakeCluster(store) as cluster:
-        [encoder], [worker] = cluster.encoders, cluster.pd_workers
+        [encoder] = cluster.encoders
         encoder.tower.clear()
         asked = []
         for number in range(4):  # the first two take the encoder's tower credit
             messages = user("?", picture(f"first {number}"))
             asked.append(asyncio.create_task(cluster.ask(messages, extra_body={"priority": 1})))
-            await until(lambda: len(worker.submits) == len(asked), "a PD worker's room")
+            await until(lambda: cluster.admitted == len(asked), "a PD worker's room")
         await until(lambda: encoder.runs == 2, "the tower is full")
         lower = asyncio.create_task(cluster.ask(user("?", picture("lower"))))
-        await until(lambda: len(worker.submits) == 5, "a PD worker's room for the last")
+        await until(lambda: cluster.admitted == 5, "a PD worker's room for the last")
         asked.pop(0).cancel()  # its place in the tower is free
         await until(lambda: encoder.runs == 3, "the next run")
         assert encoder.run_items[2] == key_of(picture("lower"))
