@@ -153,7 +153,7 @@ def _run(tree: Path, tests: list[str], options: argparse.Namespace) -> dict[str,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return {"killed": True, "killer": "", "code": -1}
-    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - |$)", done.stdout, re.MULTILINE)
     return {
         "killed": done.returncode in (1, 2, 3, 4),
         "killer": failed[1] if failed else "",
