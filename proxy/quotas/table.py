@@ -96,7 +96,7 @@ def quota_specs(config: ProxyConfig, files: int = 1024) -> tuple[QuotaSpec, ...]
             "as for the thread; above 5 s of a core or 1 GiB of memory 413",
             wait_seconds=60.0),
         QuotaSpec("requests", config.max_queue, "answers",
-            "places for requests in flight", "--max-queue", f"{again}; each answer of `n` counts",
+            "places for requests in flight", "--max-queue", f"{again}, of a body above 1 MiB before it is read; each answer of `n` counts",
             largest=min(config.max_choices, config.max_queue)),
         QuotaSpec("replies", config.reply_memory, "bytes",
             "memory for replies", "--reply-memory",
