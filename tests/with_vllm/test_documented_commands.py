@@ -1,9 +1,10 @@
-"""Every command of docs/vllm.md runs: only devices, addresses and paths are others, by one table."""
+"""Every command of docs/vllm.md runs: devices, addresses, paths and a few words are others, by one table."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -12,9 +13,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from support.data.adapters import write_adapter
-from support.data.retrieval import as_embedder, as_reranker
+from support.data.retrieval import NO, YES, as_embedder, as_reranker
 from support.data.traffic import ask_all, expected, mixed_cases
 from support.processes.cluster import free_port
 from support.processes.proxy_process import started_proxy, started_service
@@ -56,6 +58,8 @@ def page(checkpoint: Path, store: StoreServer, tmp_path_factory: pytest.TempPath
     for number, name in enumerate(ADAPTERS):
         write_adapter(checkpoint, folder / name, number)
 
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+
     def made(make: Callable[[Path], Path], name: str) -> str:
         return str(make(vllm_checkpoint("qwen3_vl", folder / name)))
 
@@ -71,6 +75,9 @@ def page(checkpoint: Path, store: StoreServer, tmp_path_factory: pytest.TempPath
         '"namespace": "..."': f'"namespace": "{namespace}"',
         "64 hex characters": namespace,
         "FILE": str(secret),
+        # What published rerankers have, and this one does not.
+        '["no", "yes"]': json.dumps([tokenizer.id_to_token(token) for token in (NO, YES)]),
+        '"tie_word_embeddings": true': '"tie_word_embeddings": false',
     })  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import pytest
 from PIL import Image
@@ -29,36 +30,34 @@ from support.vllm_engine.server import HOME, ROOT, vllm_environment
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 
 REQUESTS, TOKENS = 36, 12
+#: Of vLLM without a server; its logarithms would want a C++ compiler.
+OFFLINE = {"PYTHONPATH": "", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCH_COMPILE_DISABLE": "1"}
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A format, the dtype of everything else, and how near the best two tokens may be where answers part.
-
-    `apart`: in logarithms; `parted`: answers of 36 that may.
-    """
+    """A format, the dtype of everything else, and how near the best two tokens are, in logarithms, where
+    answers part."""
 
     form: Format
     dtype: str
     apart: float
-    parted: int
     rounds_inputs: bool = False
 
 
 KINDS = {
     "ct-int8-w8a8": Kind(
-        compressed("int-quantized", num_bits=8, type="int", strategy="channel"), "float32", 0.05, 3, True
+        compressed("int-quantized", num_bits=8, type="int", strategy="channel"), "float32", 0.4, True
     ),
     "ct-int4-w4a16": Kind(
         compressed(
             "pack-quantized", rounds_inputs=False, num_bits=4, type="int", strategy="group", group_size=32
         ),
         "float16",
-        0.05,
-        3,
+        0.1,
     ),
-    "awq": Kind(awq(32), "float16", 0.05, 3),
-    "gptq": Kind(gptq(32), "float16", 0.05, 3),
+    "awq": Kind(awq(32), "float16", 0.1),
+    "gptq": Kind(gptq(32), "float16", 0.1),
 }
 
 
@@ -136,7 +135,7 @@ def alone(served: Served) -> list[OracleResult]:
     with log.open("wb") as written:
         ended = subprocess.run(
             [str(HOME / "venv" / "bin" / "python"), str(program), str(job)],
-            env=vllm_environment() | {"PYTHONPATH": "", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+            env=vllm_environment() | OFFLINE,
             stdin=subprocess.DEVNULL,
             stdout=written,
             stderr=written,
@@ -158,9 +157,10 @@ def assert_near(kind: Kind, references: Sequence[OracleResult], answers: Sequenc
             continue
         at = first_difference(reference.token_ids, answer.token_ids)
         parted.append((number, at, reference.margins[at], answer.token_ids[at] == reference.runners_up[at]))
-    print(f"parted: {parted}")
+    margins = [margin for reference in references for margin in reference.margins]
+    print(f"parted: {parted}, of margins {median(margins):.2f} in the middle")
     assert all(margin < kind.apart and second for _, _, margin, second in parted), parted
-    assert len(parted) <= kind.parted
+    assert len(parted) <= len(references) // 4
     assert len({tuple(reference.token_ids) for reference in references}) > len(references) // 2
 
 
@@ -172,9 +172,11 @@ async def test_36_requests_at_once_are_answered_as_by_vllm_alone(served):
     new = pictures(served.cases).keys() - pictures(served.saved).keys()
     assert 0 < len(new) < len(pictures(served.cases))
     assert served.door.total("encoder", "triptych_encoder_tower_items_total") == len(new)
-    # The rounding is in the answers.
+    if served.kind.rounds_inputs:
+        return
+    floats = await asyncio.to_thread(expected, served.floats, served.cases, TOKENS)
+    assert_near(served.kind, floats, answers)
+    # The rounding is in the answers, and more than what is tolerated.
     unrounded = await asyncio.to_thread(expected, served.source, served.saved, TOKENS)
-    assert [one.token_ids for one in unrounded] != [one.token_ids for one in references[: len(unrounded)]]
-    if not served.kind.rounds_inputs:
-        floats = await asyncio.to_thread(expected, served.floats, served.cases, TOKENS)
-        assert_near(served.kind, floats, answers)
+    with pytest.raises(AssertionError):
+        assert_near(served.kind, unrounded, answers[: len(unrounded)])
