@@ -47,7 +47,7 @@ class Kind:
 
 KINDS = {
     "ct-int8-w8a8": Kind(
-        compressed("int-quantized", num_bits=8, type="int", strategy="channel"), "float32", 0.4, True
+        compressed("int-quantized", num_bits=8, type="int", strategy="channel"), "float32", 0.25, True
     ),
     "ct-int4-w4a16": Kind(
         compressed(
