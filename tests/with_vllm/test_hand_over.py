@@ -65,7 +65,9 @@ def door(checkpoint: Path, network: Network, tmp_path_factory: pytest.TempPathFa
     )
     try:
         for server in servers:
-            server.start()
+            server.launch()
+        for server in servers:
+            server.wait()
         door.start()
         yield door
     finally:

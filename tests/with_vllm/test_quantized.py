@@ -49,6 +49,9 @@ KINDS = {
     "ct-int8-w8a8": Kind(
         compressed("int-quantized", num_bits=8, type="int", strategy="channel"), "float32", 0.25, True
     ),
+    "ct-fp8-w8a8": Kind(
+        compressed("float-quantized", num_bits=8, type="float", strategy="channel"), "float32", 0.25, True
+    ),
     "ct-int4-w4a16": Kind(
         compressed(
             "pack-quantized", rounds_inputs=False, num_bits=4, type="int", strategy="group", group_size=32

@@ -92,12 +92,20 @@ class VllmServer:
 
     def start(self) -> None:
         """Starts the process and waits until it answers."""
+        self.launch()
+        self.wait()
+
+    def launch(self) -> None:
+        """Starts the process, which is ready after `wait`: several of them start side by side."""
         command, environment = supervised(self._command)
         environment |= vllm_environment() | self._variables
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
             )
+
+    def wait(self) -> None:
+        """Returns once the process answers."""
         wait_for("vLLM to answer", self._answers, _START)
 
     def _answers(self) -> bool:
