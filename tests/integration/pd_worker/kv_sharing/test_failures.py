@@ -129,7 +129,7 @@ def test_a_value_that_is_none_of_ours_under_a_blocks_key_is_replaced(checkpoint,
             assert (cell.metric(LOADED) > 0) is loads
 
 
-def test_another_block_size_or_dtype_finds_nothing(checkpoint, server):
+def test_another_block_size_finds_nothing(checkpoint, server):
     root = new_root()
     with sharing_cell(checkpoint, server.url) as cell:
         answer(cell, root)

@@ -7,7 +7,9 @@ import uuid
 
 import pytest
 
-from support.engine.pd_serving import served_model, serving
+from support.data.pictures import picture
+from support.encdec.oracle import greedy, image_inputs
+from support.engine.pd_serving import served_model, serving, slot, stored_items, tiny_model
 from support.engine.sharing import LOADED, SAVED
 from triptych.pd_worker.kv_sharing import block_saves
 from triptych.pd_worker.kv_sharing.transfers import KVTransfers
@@ -81,3 +83,33 @@ async def test_workers_of_both_roles_neither_save_nor_look(store_url):
         assert worker.engine.sharing is None
         await client.submit(client.message("r", new_text(), **SAMPLING))
         assert "offer" not in (await client.until("r")).bodies
+
+
+@pytest.mark.parametrize("tokens", [1, 17])
+async def test_an_encoder_decoder_model_goes_on_from_its_item_without_shared_blocks(store, store_url, tokens):
+    model, shown = tiny_model("trocr", max_model_len=64), picture(5, 70, 40)
+    [(plan, body)] = stored_items("trocr", [shown], model)
+    await store.save(plan, body, ttl=60)
+    sampling = {"max_tokens": 40, "ignore_eos": True, "temperature": 0.0}
+    expected = greedy(model.path, image_inputs(model.path, shown), max_new_tokens=40)
+    async with (
+        serving(model, store_url, role="prefill", max_model_len=64) as (first, p),
+        serving(model, store_url, role="decode", max_model_len=64) as (second, d),
+    ):
+        assert (first.engine.sharing, second.engine.sharing) == (None, None)
+        submit = p.message("r", "", items=[slot(plan)], **sampling)
+        submit.messages = b""
+        assert (await p.submit(submit)).status == pd_pb2.SubmitReply.STATUS_QUEUED
+        await p.has("r", "offer")
+        whole = await p.until("r")
+        assert whole.token_ids == expected.token_ids
+        resume = pd_pb2.Resume(
+            prompt_token_ids=whole.admitted.prompt_token_ids,
+            output_token_ids=whole.token_ids[:tokens],
+            planned=True,
+        )
+        submit = d.message("r", "", items=[slot(plan)], attempt=2, resume=resume, **sampling)
+        submit.messages = b""
+        assert (await d.submit(submit)).status == pd_pb2.SubmitReply.STATUS_QUEUED
+        assert (await d.until("r")).token_ids == expected.token_ids
+        assert d.answers["r"].bodies.count("item_loaded") == 1
