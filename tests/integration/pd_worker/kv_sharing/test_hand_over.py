@@ -40,9 +40,10 @@ async def test_a_request_goes_on_at_the_decode_worker_with_the_blocks_of_the_pre
         serving(model, store_url, role="prefill") as (first, p),
         serving(model, store_url, role="decode") as (second, d),
     ):
-        assert (
-            await p.submit(p.message("r", new_text(), **SAMPLING))
-        ).status == pd_pb2.SubmitReply.STATUS_QUEUED
+        # Always the same: of a random prompt's answers one in sixty has a draw so close to the next token's
+        # that sums in another order end on the other side.
+        reply = await p.submit(p.message("r", f"{tokens}: {TEXT}", **SAMPLING))
+        assert reply.status == pd_pb2.SubmitReply.STATUS_QUEUED
         await p.has("r", "offer")
         prompt = list(p.answers["r"].admitted.prompt_token_ids)
         assert count(first, SAVED) == len(prompt) // 16 * 16, "offered before its blocks were stored"
