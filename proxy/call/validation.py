@@ -223,6 +223,7 @@ _GIVES: dict[Task, tuple[str, str]] = {
     "score": ("scores", "/v1/rerank"),
     "token_embed": ("a vector for each token", "/pooling or /v1/rerank"),
 }
+_TOKEN_VECTORS = "a vector for each token needs a late-interaction one, such as ColPali"
 
 
 def _check_task(call: ChatCall, kind: ModelKind) -> None:
@@ -244,9 +245,8 @@ def _check_task(call: ChatCall, kind: ModelKind) -> None:
         )
     if call.pooling is not None and call.pooling.tokens != (kind.task == "token_embed"):
         what, path = _GIVES.get(kind.task, _GIVES["embed"])
-        raise InvalidRequest(
-            f"model: {_name(call)} gives {what}: use POST {path}, or another model", param="model"
-        )
+        needed = f", or another model: {_TOKEN_VECTORS}" if call.pooling.tokens else ", or another model"
+        raise InvalidRequest(f"model: {_name(call)} gives {what}: use POST {path}{needed}", param="model")
 
 
 def name_prompt(error: RequestError, param: str) -> RequestError:

@@ -52,200 +52,76 @@ class QuotaTable:
 
 
 def quota_specs(config: ProxyConfig, files: int = 1024) -> tuple[QuotaSpec, ...]:
-    """The quotas of a proxy that may have `files` open; an eighth is for the store, workers and media."""
-    return (
-        *_door_quotas(config, files),
-        *_body_quotas(config),
-        *_request_quotas(config),
-        *_media_quotas(config),
-    )
+    """The quotas of a proxy that may have `files` open; an eighth is for the store, workers and media.
 
-
-def _door_quotas(config: ProxyConfig, files: int) -> tuple[QuotaSpec, ...]:
-    """What a client holds before its key is known, and what it holds of the live data."""
+    What a client holds before its key is known, then of bodies, requests and media.
+    """
     handshakes = max(files // 32, 16)
-    return (
-        QuotaSpec(
-            "connections",
-            max(files * 3 // 4 - handshakes, 64),
-            "connections",
-            "places for HTTP connections",
-            "",
-            "503 with Retry-After, except for `/health` and `/ready`; beyond 256 more, closed at once",
-            per="peer",
-        ),
-        QuotaSpec(
-            "handshakes",
-            handshakes,
-            "handshakes",
-            "places for TLS handshakes of HTTP",
-            "",
-            "closed at once",
-            per="peer",
-            total_seconds=10.0,
-        ),
-        QuotaSpec(
-            "grpc-connections",
-            max(files * 3 // 32, 48),
-            "connections",
-            "places for gRPC connections",
-            "",
-            "closed, and further ones of that address are not accepted; the deadline is for a first call",
-            per="peer",
-            idle_seconds=15.0,
-        ),
-        QuotaSpec(
-            "grpc-calls",
-            config.max_queue + SPARE_CALLS,
-            "calls",
-            "places for gRPC calls",
-            "--max-queue",
-            "RESOURCE_EXHAUSTED with `retry-after`; health checks do not count",
-        ),
-        QuotaSpec(
-            "listeners",
-            32,
-            "listeners",
-            "places for listeners of /cluster/events",
-            "",
-            "429 with Retry-After: ask `/cluster` now and then instead",
-        ),
-    )
-
-
-def _body_quotas(config: ProxyConfig) -> tuple[QuotaSpec, ...]:
     message = min(config.max_body, config.body_memory)
+    again, in_turn = "429 with Retry-After", "they wait, one of each key in turn; then 429 with Retry-After"
+    # A row each: name, capacity, unit, what an error calls it, flag, what a client meets above it.
+    # fmt: off
     return (
-        QuotaSpec(
-            "bodies",
-            config.body_memory,
-            "bytes",
-            "memory for request bodies",
-            "--body-memory",
+        QuotaSpec("connections", max(files * 3 // 4 - handshakes, 64), "connections",
+            "places for HTTP connections", "",
+            "503 with Retry-After, except for `/health` and `/ready`; beyond 256 more, closed at once",
+            per="peer"),
+        QuotaSpec("handshakes", handshakes, "handshakes",
+            "places for TLS handshakes of HTTP", "", "closed at once",
+            per="peer", total_seconds=10.0),
+        QuotaSpec("grpc-connections", max(files * 3 // 32, 48), "connections",
+            "places for gRPC connections", "",
+            "closed, and further ones of that address are not accepted; the deadline is for a first call",
+            per="peer", idle_seconds=15.0),
+        QuotaSpec("grpc-calls", config.max_queue + SPARE_CALLS, "calls",
+            "places for gRPC calls", "--max-queue",
+            "RESOURCE_EXHAUSTED with `retry-after`; health checks do not count"),
+        QuotaSpec("listeners", 32, "listeners",
+            "places for listeners of /cluster/events", "",
+            f"{again}: ask `/cluster` now and then instead"),
+        QuotaSpec("bodies", config.body_memory, "bytes",
+            "memory for request bodies", "--body-memory",
             "429 while the body arrives; a gRPC call waits before its message is read; the deadlines are for "
             "a body's arrival, then 408",
-            largest=message,
-            wait_seconds=10.0,
-            idle_seconds=30.0,
-            total_seconds=300.0,
-        ),
-        QuotaSpec(
-            "messages",
-            max(1, config.body_memory // 2 // message),
-            "messages",
-            "places for gRPC messages that arrive",
-            "--body-memory",
+            largest=message, wait_seconds=10.0, idle_seconds=30.0, total_seconds=300.0),
+        QuotaSpec("messages", max(1, config.body_memory // 2 // message), "messages",
+            "places for gRPC messages that arrive", "--body-memory",
             "they wait, then RESOURCE_EXHAUSTED with `retry-after`; above the deadline DEADLINE_EXCEEDED",
-            wait_seconds=10.0,
-            total_seconds=60.0,
-        ),
-        QuotaSpec(
-            "parser",
-            1,
-            "bodies",
-            "thread that parses large bodies",
-            "",
-            "they wait, one of each key in turn; then 429 with Retry-After",
-            wait_seconds=60.0,
-        ),
-        QuotaSpec(
-            "parser-processes",
-            2,
-            "bodies",
-            "processes that parse bodies above 1 MiB first",
-            "",
+            wait_seconds=10.0, total_seconds=60.0),
+        QuotaSpec("parser", 1, "bodies",
+            "thread that parses large bodies", "", in_turn,
+            wait_seconds=60.0),
+        QuotaSpec("parser-processes", 2, "bodies",
+            "processes that parse bodies above 1 MiB first", "",
             "as for the thread; above 5 s of a core or 1 GiB of memory 413",
-            wait_seconds=60.0,
-        ),
-    )
-
-
-def _request_quotas(config: ProxyConfig) -> tuple[QuotaSpec, ...]:
-    return (
-        QuotaSpec(
-            "requests",
-            config.max_queue,
-            "answers",
-            "places for requests in flight",
-            "--max-queue",
-            "429 with Retry-After; each answer of `n` counts",
-            largest=min(config.max_choices, config.max_queue),
-        ),
-        QuotaSpec(
-            "replies",
-            config.reply_memory,
-            "bytes",
-            "memory for replies",
-            "--reply-memory",
+            wait_seconds=60.0),
+        QuotaSpec("requests", config.max_queue, "answers",
+            "places for requests in flight", "--max-queue", f"{again}; each answer of `n` counts",
+            largest=min(config.max_choices, config.max_queue)),
+        QuotaSpec("replies", config.reply_memory, "bytes",
+            "memory for replies", "--reply-memory",
             "a stream is held back at its PD worker until its client reads; a reply in one piece gets 429",
-            largest=64 << 10,
-        ),
-        QuotaSpec(
-            "queries",
-            config.max_queue,
-            "queries",
-            "places for /tokenize and /detokenize",
-            "--max-queue",
-            "429 with Retry-After",
-        ),
-        QuotaSpec(
-            "query-turns",
-            8,
-            "queries",
-            "turns of /tokenize and /detokenize at the workers",
-            "",
-            "they wait, one of each key in turn; then 429 with Retry-After",
-            wait_seconds=60.0,
-        ),
-    )
-
-
-def _media_quotas(config: ProxyConfig) -> tuple[QuotaSpec, ...]:
-    return (
-        QuotaSpec(
-            "fetches",
-            config.media_fetches,
-            "fetches",
-            "places for fetches of media",
-            "--media-fetches",
-            "they wait, one of each key in turn; then 429 with Retry-After",
-            wait_seconds=30.0,
-            total_seconds=config.media_timeout,
-        ),
-        QuotaSpec(
-            "look-ups",
-            32,
-            "look-ups",
-            "places for look-ups of names",
-            "",
+            largest=64 << 10),
+        QuotaSpec("queries", config.max_queue, "queries",
+            "places for /tokenize and /detokenize", "--max-queue", again),
+        QuotaSpec("query-turns", 8, "queries",
+            "turns of /tokenize and /detokenize at the workers", "", in_turn,
+            wait_seconds=60.0),
+        QuotaSpec("fetches", config.media_fetches, "fetches",
+            "places for fetches of media", "--media-fetches", in_turn,
+            wait_seconds=30.0, total_seconds=config.media_timeout),
+        QuotaSpec("look-ups", 32, "look-ups",
+            "places for look-ups of names", "",
             "they wait, one of each key in turn; one that takes 5 s ends in 503, but keeps its place",
-            wait_seconds=5.0,
-        ),
-        QuotaSpec(
-            "loads",
-            4,
-            "loads",
-            "threads that decode, hash and store media",
-            "",
-            "they wait, one of each key in turn; then 429 with Retry-After",
-            wait_seconds=60.0,
-        ),
-        QuotaSpec(
-            "media-disk",
-            config.media_disk,
-            "bytes",
-            "disk for media",
-            "--media-disk",
-            "429 with Retry-After",
-            largest=64 * MIB,
-        ),
-        QuotaSpec(
-            "media",
-            config.media_memory,
-            "bytes",
-            "memory for media",
-            "--media-memory",
-            "429 with Retry-After",
-            largest=64 * MIB,
-        ),
+            wait_seconds=5.0),
+        QuotaSpec("loads", 4, "loads",
+            "threads that decode, hash and store media", "", in_turn,
+            wait_seconds=60.0),
+        QuotaSpec("media-disk", config.media_disk, "bytes",
+            "disk for media", "--media-disk", again,
+            largest=64 * MIB),
+        QuotaSpec("media", config.media_memory, "bytes",
+            "memory for media", "--media-memory", again,
+            largest=64 * MIB),
     )
+    # fmt: on

@@ -19,12 +19,7 @@ from triptych.base.delta import Delta
 from triptych.base.errors import RETRY_AFTER, DeadlineExceeded, InternalError, RequestError, Unavailable
 from triptych.base.types import FinishReason, Usage
 from triptych.protos.convert import error_from_proto
-from triptych.protos.pd_pb2 import (
-    Admitted,
-    Finished,
-    ItemPlacement,
-    Resume,
-)
+from triptych.protos.pd_pb2 import Finished, ItemPlacement, Resume
 from triptych.proxy.call.chat import Done, Timings
 from triptych.proxy.events import (
     Accepted,
@@ -209,8 +204,10 @@ class Lifecycle:
                     self.timings.save = max(self.timings.save, event.ready.save_seconds)
                 if self.phase is Phase.PLAN and all(each.plan is not None for each in self.items.values()):
                     return self._submit()
-                if kind == "ready":
-                    return self._announce(item)
+                if kind == "ready" and self.phase is Phase.RUN:
+                    return [NotifyItems((item.mm_hash,))]
+                if kind == "ready" and self.phase is Phase.WAIT and not self.lacks_items:
+                    return self._submit()
         return ()
 
     def _at_worker(self, event: AttemptEvent) -> Sequence[Instruction]:
@@ -310,12 +307,6 @@ class Lifecycle:
         self.phase = Phase.PLAN
         return [StartJobs(misses)]
 
-    def _announce(self, item: RequestItem) -> Sequence[Instruction]:
-        """The item is ready: its PD worker is told, or there is nothing left to wait for without one."""
-        if self.phase is Phase.RUN:
-            return [NotifyItems((item.mm_hash,))]
-        return self._submit() if self.phase is Phase.WAIT and not self.lacks_items else ()
-
     def _free_worker(self) -> Sequence[Instruction]:
         """Nobody encodes what is missing: the request frees its memory at the PD worker meanwhile."""
         if not self.lacks_items or self.phase is Phase.WAIT:
@@ -350,14 +341,11 @@ class Lifecycle:
             prompt = event.admitted
             self.prompt_token_ids = tuple(prompt.prompt_token_ids)
             self._placements = prompt.placements
-            instructions.append(Emit(self._with_frames(prompt)))
+            plans = [item.plan for item in self.items.values()]
+            sounds = [plan.grid_thw for plan in plans if plan is not None and plan.modality == "audio"]
+            prompt.frames[:] = sounds[0] if sounds else ()
+            instructions.append(Emit(prompt))
         return instructions
-
-    def _with_frames(self, prompt: Admitted) -> Admitted:
-        plans = [item.plan for item in self.items.values()]
-        audio = [plan.grid_thw for plan in plans if plan is not None and plan.modality == "audio"]
-        prompt.frames[:] = audio[0] if audio else ()
-        return prompt
 
     def _loaded(self, item: RequestItem, event: WorkerEvent) -> list[Instruction]:
         item.loaded = True
@@ -417,18 +405,14 @@ class Lifecycle:
         return [EndAttempt(cancel=True, back_off=back_off), *self._submit()]
 
     def _deadline(self, event: DeadlinePassed) -> list[Instruction]:
-        """503 when something was not there at all, else 504."""
-        if lacking := self._lacking(event):
-            message = f"no {lacking} could be reached in time"
-            return self._fail(Unavailable(message, retry_after=RETRY_AFTER))
-        return self._fail(DeadlineExceeded("the request took longer than its timeout"))
-
-    def _lacking(self, event: DeadlinePassed) -> str:
-        """What the request waits for that is not there."""
-        if self.phase is Phase.SUBMIT and event.queued:
-            return "PD worker"
+        """503 when what it waits for was not there at all, else 504."""
         waits = self.phase in (Phase.PLAN, Phase.WAIT) or (self.phase is Phase.RUN and self._has_jobs)
-        return "encoder worker" if waits and not event.encoders else ""
+        lacking = "encoder worker" if waits and not event.encoders else ""
+        if self.phase is Phase.SUBMIT and event.queued:
+            lacking = "PD worker"
+        if not lacking:
+            return self._fail(DeadlineExceeded("the request took longer than its timeout"))
+        return self._fail(Unavailable(f"no {lacking} could be reached in time", retry_after=RETRY_AFTER))
 
     def _submit(self) -> list[Instruction]:
         self.phase = Phase.SUBMIT

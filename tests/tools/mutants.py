@@ -153,7 +153,7 @@ def _run(tree: Path, tests: list[str], options: argparse.Namespace) -> dict[str,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return {"killed": True, "killer": "", "code": -1}
-    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - |$)", done.stdout, re.MULTILINE)
     return {
         "killed": done.returncode in (1, 2, 3, 4),
         "killer": failed[1] if failed else "",
@@ -172,23 +172,25 @@ def main() -> None:
     parser.add_argument("--like", type=Path, help="a result whose faults are put in again")
     parser.add_argument("--aimed", type=Path, help="a list of faults in place of random ones")
     parser.add_argument("--only", nargs=2, type=int, default=(0, 1000), help="the first of them, and the end")
+    parser.add_argument("--under", nargs="*", default=[""], help="draw from these folders or files alone")
     parser.add_argument("--always", nargs="*", default=[], help="test files that run for every fault, last")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     judge = verdict
     if options.aimed:
         judge = aimed
-        drawn = tomllib.loads(options.aimed.read_text())["fault"][slice(*options.only)]
+        drawn = tomllib.loads(options.aimed.read_text())["fault"]
     elif options.like:
         drawn = json.loads(options.like.read_text())
     else:
-        drawn = random.Random(options.seed).sample(sites(ROOT), options.count)
+        among = [site for site in sites(ROOT) if site["path"].startswith(tuple(options.under))]
+        drawn = random.Random(options.seed).sample(among, options.count)
     results = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         tree = Path(folder)
         archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True).stdout
         subprocess.run(["tar", "x", "-C", folder], input=archive, check=True)
-        for site in drawn:
+        for site in drawn[slice(*options.only)]:
             results.append(judge(tree, site, options))
             print(json.dumps(results[-1]), flush=True)
             options.out.write_text(json.dumps(results, indent=1))

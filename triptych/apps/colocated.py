@@ -45,42 +45,29 @@ class DeviceLock(StepPacer):
 
     def __init__(self, patience: float = 600.0) -> None:
         self._patience = patience
-        self._lock = threading.Lock()
-        self._held = False
-        self._gates: deque[threading.Lock] = deque()
+        self._changed = threading.Condition()
+        #: Of the thread that holds it, and of those that wait behind it.
+        self._turns: deque[object] = deque()
 
     @property
     def waiting(self) -> int:
         """How many threads wait."""
-        return len(self._gates)
+        return max(0, len(self._turns) - 1)
 
     def __enter__(self) -> None:
-        with self._lock:
-            if not self._held:
-                self._held = True
-                return
-            gate = threading.Lock()
-            gate.acquire()
-            self._gates.append(gate)
-        if not gate.acquire(timeout=self._patience):
-            self._give_up(gate)
+        turn = object()
+        with self._changed:
+            self._turns.append(turn)
+            if not self._changed.wait_for(lambda: self._turns[0] is turn, self._patience):
+                self._turns.remove(turn)
+                raise InternalError(f"the device was not free for {self._patience:g} s")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._lock:
-            if self._gates:
-                # It stays held: handed over, so that no third thread can acquire it in between.
-                self._gates.popleft().release()
-            else:
-                self._held = False
-
-    def _give_up(self, gate: threading.Lock) -> None:
-        with self._lock:
-            if gate not in self._gates:
-                return  # handed over just now
-            self._gates.remove(gate)
-        raise InternalError(f"the device was not free for {self._patience:g} s")
+        with self._changed:
+            self._turns.popleft()
+            self._changed.notify_all()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from support.data.adapters import RANK, write_adapter
 from support.data.checkpoints import build_checkpoint
 from support.data.pictures import picture
 from triptych.apps.cli.app import app
@@ -17,7 +18,7 @@ from triptych.apps.doctor import store as judge
 from triptych.apps.doctor.finding import CheckOutcome, CheckResult
 from triptych.apps.doctor.model import check_model, device_finding, largest_image
 from triptych.apps.doctor.store import check_store, check_workers
-from triptych.base.config import GIB, MIB, ClusterConfig, EncoderConfig
+from triptych.base.config import GIB, MIB, ClusterConfig, EncoderConfig, PDConfig
 from triptych.base.errors import ConfigError
 from triptych.base.types import WorkerInfo
 from triptych.ec_connector import int8_rows
@@ -153,6 +154,24 @@ def test_what_the_workers_would_refuse_is_refused(damage, named, tmp_path):
     damage(path)
     with pytest.raises(ConfigError, match=named):
         _results(ClusterConfig(model=str(path)))
+
+
+def test_adapters_are_read_and_refused_as_the_pd_worker_does(tmp_path):
+    path = build_checkpoint("qwen3_vl")
+    folder = write_adapter(path, tmp_path / "sql", 1)
+
+    def results(modules: str, **flags: object) -> dict[str, CheckResult]:
+        return _results(ClusterConfig(model=str(path), pd=PDConfig(lora_modules=modules, **flags)))
+
+    served = {"engine_url": "http://127.0.0.1:8100"}
+    assert results(f"sql={folder}", **served)["adapters"].found == f"sql of rank {RANK}"
+    with pytest.raises(ConfigError, match=f"{path.name!r} is the model's own name"):
+        results(f"{path.name}={folder}", **served)
+    with pytest.raises(ConfigError, match="the native engine applies no adapters"):
+        results(f"sql={folder}")
+    (folder / "adapter_model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="--lora-modules sql: .* has no adapter_model.safetensors"):
+        results(f"sql={folder}", **served)
 
 
 #: Up to 4096x4096 pixels, a row for 32x32 of them.

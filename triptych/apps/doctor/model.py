@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triptych.apps.doctor.finding import CheckResult, fail, note, ok
-from triptych.apps.launch.model_path import resolve_model
+from triptych.apps.launch.model_path import model_name, resolve_model
 from triptych.apps.launch.plan.memory import (
     MemoryPlan,
     check_fits,
@@ -79,7 +80,8 @@ def check_model(config: ClusterConfig, given: str, pictures: str = "") -> Iterat
     from triptych.models.geometry import row_width
     from triptych.models.parallel.plan import check_divides
     from triptych.models.registry import family_of, resolve_device, resolve_dtype
-    from triptych.pd_worker.vllm.connection import INSTALL, choose_engine, vllm_program
+    from triptych.pd_worker.vllm.adapters import read_adapters
+    from triptych.pd_worker.vllm.connection import INSTALL, check_native, choose_engine, vllm_program
 
     check_supported(path, required_by_flags(pd))
     check_architecture(path, read_config(path))
@@ -99,9 +101,14 @@ def check_model(config: ClusterConfig, given: str, pictures: str = "") -> Iterat
     shown = f"{choice.engine}: {choice.reason}"
     yield note("engine", shown, INSTALL) if INSTALL in choice.reason else ok("engine", shown)
     if choice.engine == "native":
+        check_native(pd)
         check_decoder(path, device)
         if stored and (weights := read_scaled(path).weights):
             yield ok("quantized", f"{described(weights.values())}; dequantized to the dtype above")
+    elif pd.lora_modules:
+        name = pd.served_model_name or model_name(path)
+        adapters = read_adapters(replace(pd, model=str(path), served_model_name=name))
+        yield ok("adapters", ", ".join(f"{each.name} of rank {each.rank}" for each in adapters))
     counts = _parameters(path, family)
     for side, count in counts.items():
         yield ok(side, f"{count / 1e6:.1f} M parameters, {format_size(count * dtype.itemsize)}")

@@ -447,3 +447,19 @@ def test_a_stranger_gets_nothing_from_the_data_port_without_the_token(sent: byte
         source = pair.offer(entry(make_plan("port")))
         answer = answer_of(source, sent or command("GET", source.name))
         assert answer in (b"", b"-ERR not allowed\r\n")
+
+
+def test_a_stranger_who_says_nothing_is_closed_and_a_known_reader_stays(monkeypatch) -> None:
+    monkeypatch.setattr(output_server, "LOGIN_SECONDS", 0.05)
+    with opened(NOWHERE, token="secret") as pair:
+        item = entry(make_plan("silent", rows=7))
+        source = pair.offer(item)
+        host, port = source.address.split(":")
+        with socket.socket(socket.AF_UNIX) as known:
+            known.settimeout(20)
+            known.connect(f"\0{source.socket}")
+            for _ in range(2):  # each as long as a login may take
+                with socket.create_connection((host, int(port)), 20) as stranger:
+                    assert stranger.recv(1) == b""
+            known.sendall(command("GET", "f" * 64))
+            assert known.recv(16) == b"$-1\r\n"

@@ -202,6 +202,14 @@ async def test_requests_of_a_worker_that_cannot_be_reached_are_lost_and_the_link
         await link.close()
 
 
+async def test_a_link_that_is_closed_leaves_no_task() -> None:
+    heard = Heard()
+    async with make_channel("127.0.0.1:1") as channel:
+        link = PDLink("127.0.0.1:1", lambda: channel, PROXY, heard, heard)  # type: ignore[arg-type]
+        await link.close()
+        assert "attach 127.0.0.1:1" not in [task.get_name() for task in asyncio.all_tasks()]
+
+
 async def test_much_output_comes_in_pieces_and_its_end_last() -> None:
     """Log-probabilities of a long answer, as after a break in its last step."""
     texts = TokenTexts(Tokenizer(WordLevel({f"{token}-of-a-vocabulary": token for token in range(50)})))

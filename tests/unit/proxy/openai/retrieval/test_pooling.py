@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.types import FinishReason, Usage
+from triptych.base.types import FinishReason, Task, Usage
 from triptych.proxy.call.chat import Done, PoolingOptions, Timings
+from triptych.proxy.call.validation import ModelKind, fit
 from triptych.proxy.openai.retrieval.embeddings import EmbeddingRequest
 from triptych.proxy.openai.retrieval.pooling import parse_pooling, pooling_data
 
@@ -33,6 +34,21 @@ def test_each_input_is_a_prompt_as_it_is() -> None:
     assert request.calls[0].pooling == PoolingOptions(tokens=True, normalize=False, dimensions=8)
     assert [call.prompt for call in parse(input=[1, 2]).calls] == [(1, 2)]
     assert parse(input="a", encoding_format="base64", embed_dtype="float32", endianness="little").as_base64
+
+
+@pytest.mark.parametrize(
+    ("task", "path"), [("generate", "/v1/embeddings"), ("embed", "/v1/embeddings"), ("score", "/v1/rerank")]
+)
+def test_a_model_without_vectors_of_tokens_names_what_it_gives_and_what_has_them(task: Task, path: str):
+    what = "scores" if task == "score" else "embeddings"
+    (call,) = parse(input="a").calls
+    with pytest.raises(InvalidRequest) as error:
+        fit(call, ModelKind(pools=True, task=task))
+    assert error.value.message == (
+        f"model: the model gives {what}: use POST {path}, or another model: "
+        "a vector for each token needs a late-interaction one, such as ColPali"
+    )
+    assert fit(call, ModelKind(pools=True, task="token_embed")) is call
 
 
 @pytest.mark.parametrize("role", ["query", "document", "user"])
