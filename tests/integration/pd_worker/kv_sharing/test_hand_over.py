@@ -10,14 +10,13 @@ import pytest
 from support.data.pictures import picture
 from support.encdec.oracle import greedy, image_inputs
 from support.engine.pd_serving import served_model, serving, slot, stored_items, tiny_model
-from support.engine.sharing import LOADED, SAVED
+from support.engine.sharing import LOADED, SAVED, hold
 from triptych.pd_worker.kv_sharing import block_saves
 from triptych.pd_worker.kv_sharing.transfers import KVTransfers
 from triptych.pd_worker.native import NativeWorker
 from triptych.protos import pd_pb2
 
 TEXT = "Say something about the weather, and then about the sea, the hills and all that lies behind them. "
-#: Long enough that it is not over when it is offered.
 SAMPLING = {"max_tokens": 250, "ignore_eos": True, "temperature": 1.0, "seed": 11}
 
 
@@ -40,6 +39,7 @@ async def test_a_request_goes_on_at_the_decode_worker_with_the_blocks_of_the_pre
         serving(model, store_url, role="prefill") as (first, p),
         serving(model, store_url, role="decode") as (second, d),
     ):
+        hold(first.engine)
         # Always the same: of a random prompt's answers one in sixty has a draw so close to the next token's
         # that sums in another order end on the other side.
         reply = await p.submit(p.message("r", f"{tokens}: {TEXT}", **SAMPLING))
@@ -58,9 +58,30 @@ async def test_a_request_goes_on_at_the_decode_worker_with_the_blocks_of_the_pre
         assert count(second, SAVED) == 0, "it is not its prompt"
 
 
+async def test_what_was_computed_for_one_tenant_is_found_by_no_other(store_url):
+    model = served_model("qwen3_vl")
+    async with (
+        serving(model, store_url, role="prefill") as (first, p),
+        serving(model, store_url, role="decode") as (second, d),
+    ):
+        hold(first.engine)
+        submit = p.message("r", new_text(), **SAMPLING)
+        submit.salt = "\0005:alice"
+        await p.submit(submit)
+        await p.has("r", "offer")
+        assert count(first, SAVED) > 0
+        for name, salt, found in (("b", "\0003:bob", False), ("a", submit.salt, True)):
+            again = d.message(name, "", max_tokens=1)
+            again.messages, again.salt = submit.messages, salt
+            await d.submit(again)
+            await d.until(name)
+            assert (count(second, LOADED) > 0) is found
+
+
 async def test_a_request_is_offered_though_nothing_can_be_saved(store_url, monkeypatch):
     monkeypatch.setattr(KVTransfers, "has_room", lambda self, nbytes: False)
-    async with serving(served_model("qwen3_vl"), store_url, role="prefill") as (_, p):
+    async with serving(served_model("qwen3_vl"), store_url, role="prefill") as (worker, p):
+        hold(worker.engine)
         await p.submit(p.message("r", new_text(), **SAMPLING))
         await p.has("r", "offer")
 
@@ -74,7 +95,8 @@ async def test_a_request_is_offered_after_a_while_though_its_blocks_are_still_on
         await asyncio.sleep(30)
 
     monkeypatch.setattr(KVTransfers, "_stored", stuck)
-    async with serving(served_model("qwen3_vl"), store_url, role="prefill") as (_, p):
+    async with serving(served_model("qwen3_vl"), store_url, role="prefill") as (worker, p):
+        hold(worker.engine)
         await p.submit(p.message("r", new_text(), **SAMPLING))
         await p.has("r", "offer")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
 import uuid
 from collections.abc import AsyncIterator
@@ -13,12 +12,10 @@ import pytest
 
 from support.data.reasoning import reasoning_checkpoint
 from support.engine.pd_serving import ServedPD, model_at
-from support.engine.sharing import LOADED
+from support.engine.sharing import LOADED, hold
 from support.fakes.fake_workers import MODEL, user
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
-from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.native import LoadedModel
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -36,8 +33,6 @@ TOOL = {"type": "function", "function": {"name": "write_down", "parameters": NOT
 FORM = {"type": "json_schema", "json_schema": {"name": "note", "schema": NOTE, "strict": True}}
 #: The request changes hands in mid-thought, or in the call, which soon follows.
 LONG, SHORT = 60, 2
-#: So many the prefill worker computes before it waits for the hand-over: fewer than an answer takes.
-STEPS = 30
 FORCED: dict[str, Any] = {"tools": [TOOL], "tool_choice": "required"}
 NAMED: dict[str, Any] = {
     "tools": [TOOL],
@@ -66,34 +61,14 @@ async def cluster(
     workers = [ServedPD(*each) for each in zip(models, [store_url] * 2, ("prefill", "decode"), strict=True)]
     cluster.pd_workers = cast("list[Any]", workers)
     async with cluster:
-        taken = hold(workers[0])
+        taken = threading.Event()
+        assert workers[0].worker is not None
+        hold(workers[0].worker.engine, taken)
         over = asyncio.create_task(until(lambda: hand_overs(cluster) > 0, "a hand-over", 60.0))
         over.add_done_callback(lambda _: taken.set())
         yield cluster
         await over
         await cluster.at_rest()
-
-
-def hold(served: ServedPD) -> threading.Event:
-    """The worker computes some tokens, more once it has offered the request, and none before the event."""
-    assert served.worker is not None and served.worker.engine.sharing is not None
-    runner, saves = served.worker.engine.runner, served.worker.engine.sharing.saves
-    assert saves is not None and saves.on_stored is not None
-    execute, offer, steps = runner.execute, saves.on_stored, itertools.count()
-    offered, taken = threading.Event(), threading.Event()
-
-    def held(scheduled: SchedulerOutput) -> ModelRunnerOutput:
-        done = next(steps) if scheduled.rows else 0
-        (taken if done > STEPS else offered).wait(60 if done > STEPS // 5 else 0)
-        return execute(scheduled)
-
-    def offers(request: EngineRequest) -> None:
-        offer(request)
-        offered.set()
-
-    runner.execute = held  # type: ignore[method-assign]
-    saves.on_stored = offers
-    return taken
 
 
 async def chat(cluster: FakeCluster, threshold: int, budget: int, **asked: Any) -> dict[str, Any]:
