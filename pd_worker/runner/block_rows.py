@@ -50,8 +50,8 @@ class BlockRows:
     def _with_parts(self, rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Each part of the cache, and what the rows have of it in its shape.
 
-        A device copies all blocks of it at once. On a CPU an operator with an index takes twelve times as long
-        as a copy of each block: its memory is ordered by head.
+        A device copies all blocks of it at once. On a CPU an operator with an index takes twelve times as
+        long as a copy of each block: its memory is ordered by head.
         """
         for part, (begin, end) in zip(self._parts, pairwise(self._bounds), strict=True):
             yield part, rows[:, begin:end].unflatten(1, part.shape[1:])
