@@ -272,6 +272,16 @@ def test_a_full_queue_saves_nothing_more_and_answers_as_ever(checkpoint, server,
     assert blocks_in(server) == []
 
 
+def test_blocks_above_their_share_of_the_store_are_not_saved(checkpoint, server):
+    server.call("CONFIG", "SET", "maxmemory", "64mb")
+    root = new_root()
+    with sharing_cell(checkpoint, server.url, kv_store_share=1e-6) as cell:
+        answer(cell, root)
+        assert cell.metric(SAVED) == 0
+        assert cell.metric("triptych_pd_shared_kv_dropped_tokens_total") > 0
+    assert blocks_in(server) == []
+
+
 def test_without_the_flag_nothing_is_saved_or_looked_for(checkpoint, server):
     with engine_cell(checkpoint, store=server.url) as cell:
         assert cell.engine.sharing is None
