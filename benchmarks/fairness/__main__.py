@@ -6,9 +6,9 @@ cluster of its own on loopback: the demo model, one encoder worker, one PD worke
 
     python -m benchmarks fairness [--before FOLDER] [--seconds 14] [--only NAME,…] [--write]
 
-FOLDER is a checkout of the older commit; without it the page's rows of that commit stay. All floods of one
-commit take about twenty minutes. A's clients stand behind everybody for the CPU, so that what B waits for is
-the cluster.
+FOLDER is a checkout of the older commit; without it the page's rows of that commit stay. With `--only` the
+page's rows of other floods stay too. All floods of one commit take about twenty minutes. A's clients stand
+behind everybody for the CPU, so that what B waits for is the cluster.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,8 +144,8 @@ _HEAD = (
     "held",
     "A's",
 )
-#: Where a row's commit stands.
-_COMMIT = _HEAD.index("commit")
+#: Where a row's commit stands, and whether its bound was kept.
+_COMMIT, _HELD = _HEAD.index("commit"), _HEAD.index("held")
 
 
 def _commit(tree: Path) -> str:
@@ -153,14 +153,29 @@ def _commit(tree: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def kept_rows(page: str, commit: str) -> list[tuple[str, ...]]:
-    """The rows of a page of this kind that were measured at the commit, the first one of each flood."""
-    rows: dict[str, tuple[str, ...]] = {}
+def _rows(page: str) -> Iterator[tuple[str, ...]]:
+    """The rows of a page of this kind, but not its head."""
     for line in page.splitlines():
         cells = tuple(cell.strip() for cell in line.strip("|").split(" | "))
-        if len(cells) == len(_HEAD) and cells[_COMMIT] == commit:
+        if len(cells) == len(_HEAD) and cells[0].startswith("`"):
+            yield cells
+
+
+def kept_rows(page: str, commit: str) -> list[tuple[str, ...]]:
+    """The rows of the page that were measured at the commit, the first one of each flood."""
+    rows: dict[str, tuple[str, ...]] = {}
+    for cells in _rows(page):
+        if cells[_COMMIT] == commit:
             rows.setdefault(cells[0], cells)
     return list(rows.values())
+
+
+def page_rows(page: str, measured: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The measured rows, and those of the page's other floods, in the order of the table of floods."""
+    anew = {cells[0] for cells in measured}
+    rows = [*measured, *(cells for cells in _rows(page) if cells[0] not in anew)]
+    order = [f"`{name}`" for name in FLOODS]
+    return sorted((cells for cells in rows if cells[0] in order), key=lambda cells: order.index(cells[0]))
 
 
 def main() -> None:
@@ -171,30 +186,34 @@ def main() -> None:
     names = options.only.split(",") if options.only else list(FLOODS)
     floods = [FLOODS[name] for name in names]
     command = f"python -m benchmarks fairness --seconds {options.seconds:g}"
+    page = RESULT.read_text(encoding="utf-8")
     if options.before is None:
-        earlier, how = kept_rows(RESULT.read_text(encoding="utf-8"), BEFORE), _KEPT
+        commit, earlier, how = BEFORE, kept_rows(page, BEFORE), _KEPT
     else:
         tree = options.before.resolve()
         commit = _commit(tree)
         earlier = [_cells(row, commit) for row in measure_all(tree, floods, options.seconds)]
         how, command = "measured in this run", f"{command} --before FOLDER"
     measured = measure_all(HERE, floods, options.seconds)
-    now = _commit(HERE)
-    order = [f"`{name}`" for name in names]
-    rows = [row for row in (*earlier, *(_cells(row, now) for row in measured)) if row[0] in order]
-    rows.sort(key=lambda cells: order.index(cells[0]))
+    own, now = {f"`{name}`" for name in names}, _commit(HERE)
+    rows = [cells for cells in earlier if cells[0] in own] + [_cells(row, now) for row in measured]
+    if options.only:
+        rows = page_rows(page, rows)
+    last = [cells for cells in rows if cells[_COMMIT] != commit]
     text = fill(
         "fairness",
-        command=f"{command} --only {options.only}" if options.only else command,
+        command=command,
         seconds=f"{options.seconds:g}",
         patience=f"{PATIENCE:g}",
         requests=REQUESTS,
-        floods="\n".join(f"- `{flood.name}`: {flood.sends}; B asks for a {flood.asks}." for flood in floods),
+        floods="\n".join(
+            f"- `{flood.name}`: {flood.sends}; B asks for a {flood.asks}." for flood in FLOODS.values()
+        ),
         rows="\n".join(table(_HEAD, rows, (0, 1, 2, 7, 9, 10))),
-        held=sum(row.held for row in measured),
-        count=len(floods),
-        missed=", ".join(f"`{row.flood.name}`" for row in measured if not row.held) or "none",
-        unmeasured=len(floods) - len(measured),
-        earlier=f"{earlier[0][_COMMIT]}, {how}" if earlier else "none",
+        held=sum(cells[_HELD] == "yes" for cells in last),
+        count=len(FLOODS),
+        missed=", ".join(cells[0] for cells in last if cells[_HELD] == "no") or "none",
+        unmeasured=len(FLOODS) - len(last),
+        earlier=f"{commit}, {how}" if earlier else "none",
     )
     publish(text, RESULT, write=options.write)

@@ -72,6 +72,9 @@ class PostEndpoint(ABC, Generic[P]):
     async def answer(self, request: P, reply: HttpReply) -> None:
         """Sends the whole reply. Cancelled when the client goes or takes nothing."""
 
+    def check_place(self) -> None:
+        """QuotaExceeded where the client could have no place now, however its request reads."""
+
     def names(self, raw: bytes, request: P) -> Iterable[str]:
         """The names of the fields that the body has."""
         return names_of(raw)
@@ -114,8 +117,12 @@ class PostEndpoint(ABC, Generic[P]):
     async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         length = headers.get(b"content-length", b"")
         announced = int(length) if length.isdigit() else 0
-        chunks, size = [], 0
+        chunks, size, has_place = [], 0, False
         while max(size, announced) <= self._max_body:
+            if not has_place and max(size, announced) > THREAD_BYTES:
+                # To read and parse so much costs everybody more than the refusal does.
+                self.check_place()
+                has_place = True
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone

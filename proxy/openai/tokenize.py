@@ -117,6 +117,7 @@ def parse_detokenize(raw: bytes) -> DetokenizeBody:
 class TokenizeEndpoint(CallEndpoint[TokenizeQuery]):
     """The token ids of a prompt; an item is one placeholder token in it."""
 
+    places = "queries"
     body: type[msgspec.Struct] = TokenizeBody
 
     def parse(self, request_id: str, content_type: bytes = b"") -> Parse[TokenizeQuery]:
@@ -139,6 +140,7 @@ class TokenizeEndpoint(CallEndpoint[TokenizeQuery]):
 class DetokenizeEndpoint(CallEndpoint[DetokenizeBody]):
     """The text of token ids, special tokens included."""
 
+    places = "queries"
     body = DetokenizeBody
 
     def parse(self, request_id: str, content_type: bytes = b"") -> Parse[DetokenizeBody]:

@@ -127,15 +127,18 @@ def check_plans() -> None:
         assert holders <= known, f"{holders - known} hold plans, and are neither carriers nor beside the path"
 
 
-def calls() -> list[str]:
-    """The classes of the calls; an error where one is not there or none before it names it."""
-    named = {"result"}
+def calls() -> list[tuple[str, int]]:
+    """The class of each call, and how many calls it is inside of; an error where none before it names it."""
+    made: list[tuple[str, int]] = []
+    depths = {"result": 0}
     for call in CALLS.split():
         path, cls, method = re.split("[:.](?!py)", call)
         (body,) = (each for each in classes(f"proxy/{path}")[cls].body if getattr(each, "name", "") == method)
-        assert method in named, f"no call before {call} calls it"
-        named |= {node.attr for node in ast.walk(body) if isinstance(node, ast.Attribute)}
-    return re.findall(r":(\w+)", CALLS)
+        assert method in depths, f"no call before {call} calls it"
+        made.append((cls, depths[method]))
+        names = (node.attr for node in ast.walk(body) if isinstance(node, ast.Attribute))
+        depths |= dict.fromkeys(names, depths[method] + 1)
+    return made
 
 
 def naming() -> list[str]:
@@ -157,5 +160,8 @@ if __name__ == "__main__":
             check_carrier(carrier)
         held = carriers.count("+")
         print(f"carriers of {what}: {len(carriers.split()) - held}, and {held} holders of one of them")
-    print(f"calls for a planned item in the proxy: {len(calls())}", dict(Counter(calls())))
+    made = calls()
+    deepest = max(inside for _, inside in made) + 1
+    counted = dict(Counter(cls for cls, _ in made))
+    print(f"calls for a planned item in the proxy: {len(made)}, {deepest} inside one another", counted)
     print(f"product files that name min_p or repetition_penalty: {len(naming())}", naming())

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from triptych.base.errors import ConfigError
 from triptych.base.progress import Progress
 from triptych.base.types import JsonObject
 from triptych_bench.goodput.launch import calibrate, find_model
+from triptych_bench.goodput.load.job import Target
 from triptych_bench.goodput.measure.search import SearchLimits, SearchResult, Verdict, search
 from triptych_bench.goodput.measure.window import MeasuredWindow, RunSettings, measure
 from triptych_bench.goodput.report.comparison import (
@@ -151,8 +153,21 @@ def run_compare(paths: tuple[Path, Path], output: Output | None, display: Displa
             display.say(f"wrote {path}")
 
 
+def beside_each_other(a: Target, b: Target) -> str:
+    """What to know of two servers of one machine; empty for one server, or two machines."""
+    one, other = urlsplit(a.url), urlsplit(b.url)
+    if one.hostname != other.hostname or one.netloc == other.netloc:
+        return ""
+    return (
+        f"A and B are both on {one.hostname}: of two clusters on one machine the one that started first may "
+        "keep a core to itself (--keep-core), so measure each alone with `bench goodput`, and `bench compare`"
+    )
+
+
 def run_ab(a: Bench, b: Bench, repeats: int, output: Output, display: Display) -> None:
     """Windows in turns, A B, B A, …, of the same requests; ratios window by window."""
+    if warning := beside_each_other(a.settings.target, b.settings.target):
+        display.warn(warning)
     with Progress("all windows", 2 * repeats, "windows") as windows:
         for repeat in range(repeats):
             seed = a.settings.seed * _SEED_STEP + repeat

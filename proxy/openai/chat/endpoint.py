@@ -82,6 +82,8 @@ class CallEndpoint(PostEndpoint[P]):
 
     #: What it does, as OpenTelemetry's conventions for generative models name it; empty: it is not traced.
     operation: ClassVar[str] = ""
+    #: The quota that has its requests' places.
+    places: ClassVar[str] = "requests"
 
     def __init__(self, dispatcher: Dispatcher, queries: PDQueries, limits: ApiLimits) -> None:
         super().__init__(dispatcher.parsers, max_body=limits.max_body)
@@ -89,6 +91,9 @@ class CallEndpoint(PostEndpoint[P]):
         self.queries = queries
         self.limits = limits
         self.reject_unknown = limits.reject_unknown
+
+    def check_place(self) -> None:
+        self.dispatcher.quotas[self.places].hold(current_call().holder, 1).close()
 
     def parse_options(self, request_id: str) -> dict[str, Option]:
         """What most functions that parse a body want to know."""

@@ -59,6 +59,7 @@ async def test_a_sweep_a_comparison_and_two_targets_in_turns(tmp_path):
     assert (window["completed"], window["failed"], window["model_id"]) == (10, 0, "null")
     assert set(window["output_lens"]) == {4}
     assert "median_ttft_ms" in result.output
+    assert "may keep a core to itself" in " ".join(result.output.split())
     pair = [windows_of(tmp_path / f"two-{side}.json")[0] for side in ("a", "b")]
     assert pair[0]["seed"] == pair[1]["seed"]
     assert pair[0]["input_lens"] == pair[1]["input_lens"]

@@ -109,7 +109,7 @@ def test_a_worker_takes_the_cores_that_others_leave_within_its_bounds(
 @pytest.mark.usefixtures("pod_of_four")
 @pytest.mark.parametrize(
     ("threads", "hidden_size", "few", "many"),
-    [(0, 256, 1, 64), (0, 1023, 1, 64), (0, 1024, 4, 0), (3, 256, 3, 0)],
+    [(0, 256, 1, 256), (0, 1023, 1, 256), (0, 1024, 4, 0), (3, 256, 3, 0)],
 )
 def test_a_narrow_decoder_takes_more_threads_from_so_many_rows_on_unless_they_are_given(
     threads, hidden_size, few, many

@@ -108,7 +108,7 @@ T = TypeVar("T")
 
 #: Decoders narrower than this lose more in the barriers between threads than they win by them, in steps of
 #: fewer rows than that (docs/performance.md).
-_WIDE, _MANY_ROWS = 1024, 64
+_WIDE, _MANY_ROWS = 1024, 256
 
 
 def library_environment() -> None:

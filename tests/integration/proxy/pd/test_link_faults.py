@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from grpc import StatusCode, aio
 
 from support.fakes.fake_workers import picture, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
@@ -120,6 +121,24 @@ async def test_a_fault_while_notices_are_sent_leaves_no_request_without_an_answe
     assert await cluster.stream(user("?", picture("p"))) == whole_text(8)
     assert faulty.failed == 1
     assert "Fault: injected" in caplog.text
+
+
+@pytest.mark.parametrize(("code", "calls"), [(StatusCode.UNIMPLEMENTED, 1), (StatusCode.UNAVAILABLE, 2)])
+async def test_a_pause_is_sent_again_unless_the_worker_cannot_pause(monkeypatch, cluster, code, calls):
+    monkeypatch.setattr("triptych.proxy.pd.link.REATTACH_SECONDS", 3600.0)
+    link, pause = link_of(cluster), link_of(cluster)._stub.Pause
+    asked = list[object]()
+
+    async def refused_once(message: object, **options: Any) -> object:
+        asked.append(message)
+        if len(asked) == 1:
+            raise aio.AioRpcError(code, aio.Metadata(), aio.Metadata(), "refused")
+        return await pause(message, **options)
+
+    link._stub.Pause = refused_once
+    link.pause("nobody", True)
+    await until(lambda: not link._pending, "nothing more to send")
+    assert (len(asked), link.attached) == (calls, True)
 
 
 def test_pauses_grow_with_errors_in_a_row_up_to_a_limit() -> None:

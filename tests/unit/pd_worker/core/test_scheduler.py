@@ -18,6 +18,7 @@ from support.engine.engine_requests import (
 )
 from triptych.base.errors import DeadlineExceeded, InternalError, InvalidRequest
 from triptych.base.types import FinishReason
+from triptych.pd_worker.core.request import RequestStatus
 
 
 def test_a_prompt_above_the_budget_enters_in_chunks_and_ends_with_a_token(make: Make) -> None:
@@ -100,6 +101,18 @@ def test_a_preempted_request_gets_its_items_again(make: Make) -> None:
     outputs = engine.run_out()
     assert [state.request.request_id for output in outputs for state in output.preempted] == ["b"]
     assert finished(engine)["b"].completion_tokens == 16
+
+
+def test_a_preempted_request_keeps_the_room_for_its_items(make: Make) -> None:
+    engine = make(num_blocks=8, block_size=4, max_model_len=32, prefix_caching=False, capacity=16 * 6)
+    image = make_feature("cat", 0, 6)
+    publish(STORE, image)
+    engine.add(make_request("a", 6, max_tokens=24))
+    engine.add(make_request("b", [3] * 8, [image], max_tokens=16, arrival=1.0))
+    preempted = next(state for _ in range(40) for state in engine.step().preempted)
+    assert preempted.request.request_id == "b"
+    assert preempted.status is RequestStatus.PREEMPTED, "not admitted anew"
+    engine.run_out()
 
 
 def test_a_request_past_its_deadline_ends_with_an_error_wherever_it_stands(make: Make) -> None:

@@ -11,14 +11,16 @@ import weakref
 import pytest
 from starlette.types import Message
 
+from support.hostile.bare_door import BareDoor
 from triptych.base.errors import InvalidRequest, TooLarge
 from triptych.proxy.http import json_body
 from triptych.proxy.http.endpoint import BURST_SECONDS, HttpReply, PostEndpoint, WritePacer
 from triptych.proxy.http.form_body import MAX_FIELD, MAX_PARTS, parse_form
 from triptych.proxy.http.json_body import check_values, convert_field
+from triptych.proxy.openai.app import ENDPOINTS
 from triptych.proxy.openai.chat.request import MessageBody
 from triptych.proxy.parsing.parse import Parse
-from triptych.proxy.parsing.parsers import INLINE_BYTES, Parsers
+from triptych.proxy.parsing.parsers import INLINE_BYTES, THREAD_BYTES, Parsers
 from triptych.proxy.quotas.quota import Quota, QuotaSpec
 
 PARSER = QuotaSpec("parser", 1, "bodies", "thread", "", "429", wait_seconds=60.0)
@@ -78,6 +80,35 @@ async def test_a_refused_text_is_gone_before_the_next_body_is_parsed() -> None:
     endpoint.go.set()
     assert await asyncio.gather(*calls) == [400, 400]
     assert not endpoint.first_is_alive
+
+
+@pytest.mark.parametrize("announced", [False, True])
+@pytest.mark.parametrize("path", ENDPOINTS)
+async def test_a_large_body_is_refused_before_it_is_read_where_there_is_no_place(
+    path: str, announced: bool
+) -> None:
+    door = BareDoor()
+    places = door.quotas["queries" if "token" in path else "requests"]
+    places.hold("", places.free)
+    body, read, sent = bytes(2 * THREAD_BYTES), 0, list[Message]()
+
+    async def receive() -> Message:
+        nonlocal read
+        read += INLINE_BYTES
+        return {
+            "type": "http.request",
+            "body": body[read - INLINE_BYTES : read],
+            "more_body": read < len(body),
+        }
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    length = [(b"content-length", str(len(body)).encode())] if announced else []
+    await door.endpoints[path]({"type": "http", "method": "POST", "headers": length}, receive, send)
+    assert sent[0]["status"] == 429
+    assert (b"retry-after", b"2") in sent[0]["headers"]
+    assert read == (0 if announced else THREAD_BYTES + INLINE_BYTES)
 
 
 TYPE = b"multipart/form-data; boundary=edge"

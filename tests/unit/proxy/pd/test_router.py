@@ -16,6 +16,7 @@ from triptych.proxy.events import Refused
 from triptych.proxy.pd import router as module
 from triptych.proxy.pd.router import PDRouter
 from triptych.proxy.requests.instructions import EndAttempt, Submit
+from triptych.proxy.routing import CLEARING_TOKENS
 from triptych.proxy.workers import Binding
 
 QUEUED = pd_pb2.SubmitReply(status=pd_pb2.SubmitReply.STATUS_QUEUED)
@@ -121,6 +122,23 @@ async def test_a_worker_that_knows_the_requests_id_already_is_passed_over_for_a_
     assert [event.WhichOneof("body") for event in routed.told] == ["lost"]
     assert request.refused_by == {"pd"}
     assert routed.router._handing == {}, "what is answered is waited for no more"
+
+
+async def test_a_suspect_that_has_made_tokens_alone_is_none_any_more(monkeypatch):
+    link = NotingLink()
+    monkeypatch.setattr(link, "set_apart", lambda *_: asyncio.sleep(0, True), raising=False)
+    routed, request = Routed(link, monkeypatch), make_request(1)
+    suspects = routed.router.suspects
+    for incarnation in ("one", "two"):
+        suspects.lost("pd", incarnation, ["r"], final=True)
+    routed.router.submit(request, Submit(1))
+    await routed.is_told()
+    routed.router.stepped()
+    assert (link.submitted, suspects.suspect("r")) == ([1], True)
+    request.lifecycle.output_token_ids += [7] * CLEARING_TOKENS
+    routed.router.stepped()
+    await routed.router.close()
+    assert not suspects.suspect("r")
 
 
 async def test_the_link_to_a_worker_that_has_fallen_silent_is_given_up(monkeypatch):

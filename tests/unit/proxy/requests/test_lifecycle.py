@@ -203,13 +203,14 @@ def test_the_end_tells_usage_and_seconds_of_each_stage() -> None:
     assert (timings.queue, timings.load, timings.prefill, timings.decode) == (1.0, 2.0, 0.5, 0.25)
 
 
-def test_the_prompt_of_audio_comes_with_the_frames_of_its_window() -> None:
+@pytest.mark.parametrize(("modality", "frames"), [("audio", (0, 250, 900)), ("image", ())])
+def test_the_prompt_of_audio_alone_comes_with_the_frames_of_its_window(modality, frames) -> None:
     machine = begun("a")
-    plan = replace(bare_plan("a"), modality="audio", grid_thw=(0, 250, 900))
+    plan = replace(bare_plan("a"), modality=modality, grid_thw=(0, 250, 900))
     machine.deliver(events.LookedUp({"a": plan}))
     *_, shown = machine.deliver(pd_admitted(1, IDS, PLACES))
     assert isinstance(shown, do.Emit) and isinstance(shown.output, Admitted)
-    assert tuple(shown.output.frames) == (0, 250, 900)
+    assert tuple(shown.output.frames) == frames
 
 
 def test_the_first_attempt_of_a_request_that_gave_its_room_back_resumes_nothing() -> None:

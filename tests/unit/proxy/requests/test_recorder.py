@@ -222,6 +222,7 @@ def test_a_request_with_an_item_has_all_its_stages() -> None:
     assert encode.attributes["triptych.item.mm_hash"] == FIRST[:12]
     assert pd.attributes["triptych.request.attempt"] == 1
     assert pd.attributes["server.port"] == 5000
+    assert pd.attributes["gen_ai.response.finish_reasons"] == ("stop",)
     assert pd.events == ("accepted", "admitted")
     assert (encode.error, pd.error) == ("", "")
 
