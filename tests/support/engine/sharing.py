@@ -60,8 +60,9 @@ def hold(engine: Engine, taken: threading.Event | None = None) -> None:
     """The engine computes some tokens, then none before its request may be offered, then some more and none
     before it is `taken`, if that is given: no answer is over too soon, however long a save takes.
     """
-    runner, saves = engine.runner, engine.sharing and engine.sharing.saves
-    assert saves is not None and saves.on_stored is not None
+    assert engine.sharing is not None and engine.sharing.saves is not None
+    runner, saves = engine.runner, engine.sharing.saves
+    assert saves.on_stored is not None
     execute, offer, steps = runner.execute, saves.on_stored, itertools.count()
     offered = threading.Event()
 
