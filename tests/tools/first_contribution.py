@@ -74,7 +74,7 @@ CHANGE = [
     ),
     Edit(
         "docs/api.md",
-        "the seconds of each stage, and where each embedding came from |\n",
+        "each stage's seconds and each embedding's origin |\n",
         "| `triptych_version` | bool | adds the version of the proxy |\n",
     ),
     Edit(
