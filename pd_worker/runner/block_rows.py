@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 import torch
@@ -31,12 +31,27 @@ class BlockRows:
 
     def gather(self, blocks: Sequence[int], rows: torch.Tensor) -> None:
         """Copies blocks into the first of `rows` [n, width], on the device."""
-        taken = self._device.upload(torch.tensor(blocks))
-        for part, (begin, end) in zip(self._parts, pairwise(self._bounds), strict=True):
-            rows[: len(blocks), begin:end] = part.index_select(0, taken).flatten(1)
+        for part, target in self._with_parts(rows[: len(blocks)]):
+            if self._device.on_host:
+                for block, row in zip(blocks, target, strict=True):
+                    row.copy_(part[block])
+            else:
+                target.copy_(part.index_select(0, self._device.upload(torch.tensor(blocks))))
 
     def scatter(self, blocks: Sequence[int], rows: torch.Tensor) -> None:
         """Copies the first of `rows` [n, width], on the device, into blocks."""
-        given = self._device.upload(torch.tensor(blocks))
+        for part, given in self._with_parts(rows[: len(blocks)]):
+            if self._device.on_host:
+                for block, row in zip(blocks, given, strict=True):
+                    part[block].copy_(row)
+            else:
+                part.index_copy_(0, self._device.upload(torch.tensor(blocks)), given)
+
+    def _with_parts(self, rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Each part of the cache, and what the rows have of it in its shape.
+
+        A device copies all blocks of it at once. On a CPU an operator with an index takes twelve times as
+        long as a copy of each block: its memory is ordered by head.
+        """
         for part, (begin, end) in zip(self._parts, pairwise(self._bounds), strict=True):
-            part.index_copy_(0, given, rows[: len(blocks), begin:end].reshape(len(blocks), *part.shape[1:]))
+            yield part, rows[:, begin:end].unflatten(1, part.shape[1:])

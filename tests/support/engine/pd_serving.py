@@ -29,7 +29,11 @@ from triptych.protos.error_replies import ErrorReplies
 
 
 def tiny_model(family: str, **flags: Any) -> LoadedModel:
-    return load_model(_config(str(build_checkpoint(family)), **flags))
+    return model_at(str(build_checkpoint(family)), **flags)
+
+
+def model_at(folder: str, **flags: Any) -> LoadedModel:
+    return load_model(_config(folder, **flags))
 
 
 @asynccontextmanager
@@ -102,10 +106,12 @@ def served_model(family: str) -> LoadedModel:
     return tiny_model(family)
 
 
-def stored_items(family: str, pictures: Sequence[Image.Image]) -> list[tuple[ItemPlan, bytes]]:
-    """Plan and body of every picture, as an encoder worker saves them."""
+def stored_items(
+    family: str, pictures: Sequence[Image.Image], model: LoadedModel | None = None
+) -> list[tuple[ItemPlan, bytes]]:
+    """Plan and body of every picture, as an encoder worker saves them for the model."""
     encoder = load_encoder(build_checkpoint(family), device=torch.device("cpu"), dtype=torch.float32)
-    namespace = served_model(family).identity.namespace
+    namespace = (model or served_model(family)).identity.namespace
     items = [encoder.preprocess(image, {}) for image in pictures]
     made = []
     for number, (item, rows) in enumerate(zip(items, encoder.encode(items), strict=True)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -12,10 +14,14 @@ import pytest
 
 from support.engine.engine_cell import EngineCell, engine_cell
 from triptych.pd_worker.core.kv_cache.block_pool import PrefixChain
+from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
+from triptych.pd_worker.engine import Engine
 from triptych.pd_worker.kv_sharing import cost_rule
 
 BLOCK_SIZE = 4
+#: Steps of an engine that is held: to the offer, and to the hand-over. An answer has more.
+FEW_STEPS, MORE_STEPS = 6, 30
 LOADED = "triptych_pd_shared_kv_loaded_tokens_total"
 SAVED = "triptych_pd_shared_kv_saved_tokens_total"
 LOADED_BYTES = "triptych_pd_shared_kv_loaded_bytes_total"
@@ -57,6 +63,32 @@ def wait_for_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """No request computes what it could load because a busy machine loads it slowly."""
     for bound in ("_SHORTEST", "_LONGEST"):
         monkeypatch.setattr(cost_rule, bound, 40.0)
+
+
+def hold(engine: Engine, taken: threading.Event | None = None) -> None:
+    """The engine computes some tokens, then none before its request may be offered, then some more and none
+    before it is `taken`, if that is given: no answer is over too soon, however long a save takes.
+    """
+    assert engine.sharing is not None and engine.sharing.saves is not None
+    runner, saves = engine.runner, engine.sharing.saves
+    assert saves.on_stored is not None
+    execute, offer, steps = runner.execute, saves.on_stored, itertools.count()
+    offered = threading.Event()
+
+    def held(scheduled: SchedulerOutput) -> ModelRunnerOutput:
+        done = next(steps) if scheduled.rows else 0
+        if done > FEW_STEPS:
+            offered.wait(60)
+        if done > MORE_STEPS and taken is not None:
+            taken.wait(60)
+        return execute(scheduled)
+
+    def offers(request: EngineRequest) -> None:
+        offer(request)
+        offered.set()
+
+    runner.execute = held  # type: ignore[method-assign]
+    saves.on_stored = offers
 
 
 def wait_for(holds: Callable[[], bool], what: str, seconds: float = 40.0) -> None:

@@ -130,7 +130,7 @@ def test_a_value_that_is_none_of_ours_under_a_blocks_key_is_replaced(checkpoint,
             assert (cell.metric(LOADED) > 0) is loads
 
 
-def test_another_block_size_or_dtype_finds_nothing(checkpoint, server):
+def test_another_block_size_finds_nothing(checkpoint, server):
     root = new_root()
     with sharing_cell(checkpoint, server.url) as cell:
         answer(cell, root)
@@ -287,6 +287,16 @@ def test_a_full_queue_saves_nothing_more_and_answers_as_ever(checkpoint, server,
     monkeypatch.setattr(KVTransfers, "has_room", lambda self, nbytes: False)
     root = new_root()
     with sharing_cell(checkpoint, server.url) as cell:
+        answer(cell, root)
+        assert cell.metric(SAVED) == 0
+        assert cell.metric("triptych_pd_shared_kv_dropped_tokens_total") > 0
+    assert blocks_in(server) == []
+
+
+def test_blocks_above_their_share_of_the_store_are_not_saved(checkpoint, server):
+    server.call("CONFIG", "SET", "maxmemory", "64mb")
+    root = new_root()
+    with sharing_cell(checkpoint, server.url, kv_store_share=1e-6) as cell:
         answer(cell, root)
         assert cell.metric(SAVED) == 0
         assert cell.metric("triptych_pd_shared_kv_dropped_tokens_total") > 0

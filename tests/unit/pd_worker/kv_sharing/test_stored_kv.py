@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from triptych.pd_worker.kv_sharing import stored_kv
 from triptych.pd_worker.kv_sharing.stored_kv import GROUP_BYTES, StoredKV
 from triptych.store import codec
 
@@ -72,3 +73,12 @@ def test_another_model_layout_dtype_or_rank_count_has_other_keys(other: dict[str
     assert form.namespace != foreign.namespace
     (mine,), (theirs,) = form.groups(digests(1)), foreign.groups(digests(1))
     assert mine.plan.mm_hash != theirs.plan.mm_hash
+
+
+@pytest.mark.parametrize("version", ["FORM_VERSION", "LAYOUT_VERSION"])
+def test_another_version_of_the_form_or_of_the_kernels_layout_has_other_keys(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = StoredKV("model", **SIZES).namespace
+    monkeypatch.setattr(stored_kv, version, getattr(stored_kv, version) + 1)
+    assert StoredKV("model", **SIZES).namespace != mine
