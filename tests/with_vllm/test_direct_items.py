@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from support.data.traffic import ask_all, expected, mixed_cases
 from support.fakes.fake_workers import TOKEN
 from support.stores.server import StoreServer
-from support.vllm_engine.checkpoints import vllm_checkpoint
+from support.vllm_engine.checkpoints import reseeded, vllm_checkpoint
 from support.vllm_engine.engines import WORDS
 from support.vllm_engine.front_door import assert_varied_and_exact, cluster, namespace_of
 from support.vllm_engine.server import VllmServer
@@ -22,18 +20,6 @@ from support.vllm_engine.server import VllmServer
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 
 TOKENS = 16
-
-
-def reseeded(checkpoint: Path, seed: int) -> Path:
-    """The checkpoint with other weights, by the seed."""
-    draw = torch.Generator().manual_seed(seed)
-    for file in checkpoint.glob("*.safetensors"):
-        weights = {
-            name: weight * (1 + 0.5 * torch.randn(weight.shape, generator=draw)).to(weight.dtype)
-            for name, weight in load_file(file).items()
-        }
-        save_file(weights, file, metadata={"format": "pt"})
-    return checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Qwen2.5-VL and LLaVA: our rows are those of vLLM's own encoder, and vLLM answers from ours.
 
-Qwen3-VL's are in test_producer.py and test_pd_worker.py.
+Qwen3-VL's are in test_producer.py and test_fleet.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Prefill in one vLLM, decode in another, KV by NIXL: exact, and exact too where nothing comes."""
+"""Prefill in one vLLM, decode in another, KV by NIXL: exact, and exact too where nothing comes.
+
+The two servers are on hosts of their own, network namespaces. A machine without these fails these tests.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from support.chaos.streams import Streams
 from support.data.traffic import ask_all, expected, mixed_cases
+from support.netns.network import Network
 from support.stores.server import StoreServer
 from support.vllm_engine.engines import WORDS
 from support.vllm_engine.front_door import FrontDoor, assert_varied_and_exact, holds, namespace_of
@@ -35,14 +39,24 @@ def seed() -> int:
 
 
 @pytest.fixture(scope="module")
-def door(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontDoor]:
+def network() -> Iterator[Network]:
+    with Network(ROLES) as network:
+        yield network
+
+
+@pytest.fixture(scope="module")
+def door(checkpoint: Path, network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontDoor]:
     """A prefill worker before the first server, a decode worker before the second one."""
     folder = tmp_path_factory.mktemp("apart")
-    store = StoreServer(folder / "store")
+    store = StoreServer(folder / "store", host=network.address, protected_mode="no")
     store.start()
     extra = {"store": store.url, "namespace": namespace_of(checkpoint), "wait_seconds": 2}
     servers = [
-        VllmServer(checkpoint, folder / f"{role}.log", "ec_consumer", extra, (*WORDS, *BLOCKS), nixl=role)
+        VllmServer(
+            *(checkpoint, folder / f"{role}.log", "ec_consumer", extra, (*WORDS, *BLOCKS)),
+            nixl=role,
+            at=(network, role),
+        )
         for role in ROLES
     ]
     words = [("--role", role, "--kv-connector", "nixl") for role in ROLES]
@@ -51,7 +65,9 @@ def door(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     )
     try:
         for server in servers:
-            server.start()
+            server.launch()
+        for server in servers:
+            server.wait()
         door.start()
         yield door
     finally:
@@ -107,11 +123,35 @@ async def test_a_prefill_server_that_dies_loses_nothing_and_hands_over_again_whe
     alone = await ask_all(door.urls[0], cases[:4], LONG, cache_salt="alone")
     assert_varied_and_exact(reference[:4], [answer.token_ids for answer in alone])
     await asyncio.to_thread(prefill.start)
-    before, others = read(door), mixed_cases(8, seed=seed + 2)
-    reference = await asyncio.to_thread(expected, checkpoint, others, TOKENS)
+    await hand_over_again(door, checkpoint, seed + 2)
+
+
+async def test_servers_that_are_cut_apart_lose_nothing_and_hand_over_again_when_they_are_not(
+    door, network, checkpoint, seed
+):
+    cases = mixed_cases(12, seed=seed + 3)
+    reference = await asyncio.to_thread(expected, checkpoint, cases, LONG)
+    with network.healed():
+        async with Streams(door.urls[0], cases, LONG, ("cut",)) as streams:
+            await holds("streams in the middle", lambda: streams.in_the_middle >= 3)
+            network.cut(*ROLES)
+            answers = await streams.all()
+        assert_varied_and_exact(reference, [answer.token_ids for answer in answers])
+        before = read(door)
+        meanwhile = await ask_all(door.urls[0], cases, LONG, cache_salt="while it is cut")
+        assert_varied_and_exact(reference, [answer.token_ids for answer in meanwhile])
+        assert read(door) == before
+    door.assert_alive()
+    await hand_over_again(door, checkpoint, seed + 4)
+
+
+async def hand_over_again(door: FrontDoor, checkpoint: Path, seed: int) -> None:
+    """Returns once a prompt's KV has come to the decode server; all answers until then are exact."""
+    before, cases = read(door), mixed_cases(8, seed=seed)
+    reference = await asyncio.to_thread(expected, checkpoint, cases, TOKENS)
 
     async def handed_over() -> bool:
-        answers = await ask_all(door.urls[0], others, TOKENS)
+        answers = await ask_all(door.urls[0], cases, TOKENS)
         assert_varied_and_exact(reference, [answer.token_ids for answer in answers])
         return read(door) > before
 

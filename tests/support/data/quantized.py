@@ -1,14 +1,14 @@
 """Quantized copies of checkpoints, written by the formats' own libraries, and what these make of them again.
 
-FP8 with `weight_scale_inv` by transformers' `Fp8Quantize` and `Fp8Dequantize`, the rest by the compressors of
-compressed-tensors. Imports nothing of Triptych.
+FP8 with `weight_scale_inv` by transformers' `Fp8Quantize` and `Fp8Dequantize`, AWQ and GPTQ by their
+published layouts, the rest by the compressors of compressed-tensors. Imports nothing of Triptych.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,15 +52,20 @@ def fp8(block: tuple[int, int] | None, fmt: str = "e4m3") -> Format:
     return Format(config, write)
 
 
-def compressed(form: str, **weights: Any) -> Format:
-    """As compressed-tensors writes it: `form` is its name of the format, `weights` its arguments."""
+def compressed(form: str, *, rounds_inputs: bool = True, **weights: Any) -> Format:
+    """As compressed-tensors writes it: `form` is its name of the format, `weights` its arguments.
+
+    `rounds_inputs`: engines round what the weights are multiplied with, too, token by token.
+    """
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     from compressed_tensors.quantization.utils import calculate_qparams
 
     args = QuantizationArgs(**weights)
     inputs = QuantizationArgs(num_bits=args.num_bits, type=args.type, strategy="token", dynamic=True)
-    scheme = QuantizationScheme(targets=["Linear"], weights=args, input_activations=inputs)
+    scheme = QuantizationScheme(
+        targets=["Linear"], weights=args, input_activations=inputs if rounds_inputs else None
+    )
     config = {
         "quant_method": "compressed-tensors",
         "format": form,
@@ -94,6 +99,74 @@ def compressed(form: str, **weights: Any) -> Format:
         return {prefix + name: value.contiguous() for name, value in stored.items()}, floats
 
     return Format(config, write)
+
+
+#: The outputs' order in 32 bits of AWQ, of eight neighbours.
+_INTERLEAVED = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def awq(group: int) -> Format:
+    """As AutoAWQ writes it: 4 bits with zero points, eight outputs in 32 bits."""
+    config = {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": group,
+        "zero_point": True,
+        "version": "gemm",
+        "modules_to_not_convert": ["visual", "lm_head"],
+    }
+
+    def write(key: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        rows, columns = weight.shape
+        tiles = weight.float().reshape(rows, columns // group, group)
+        low, high = tiles.amin(-1).clamp(max=0), tiles.amax(-1).clamp(min=0)
+        scale = ((high - low) / 15).half()
+        zeros = (-low / scale.float()).round().clamp(0, 15)
+        numbers = (tiles / scale.float()[..., None] + zeros[..., None]).round().clamp(0, 15)
+        floats = (numbers - zeros[..., None]) * scale.float()[..., None]
+        name = key.removesuffix("weight")
+        return {
+            f"{name}qweight": _packed(numbers.reshape(rows, columns).T, 1, _INTERLEAVED),
+            f"{name}qzeros": _packed(zeros.T, 1, _INTERLEAVED),
+            f"{name}scales": scale.T.contiguous(),
+        }, floats.reshape(rows, columns)
+
+    return Format(config, write)
+
+
+def gptq(group: int) -> Format:
+    """As AutoGPTQ writes it: 4 bits, symmetric, eight inputs in 32 bits, zero points less one."""
+    config = {
+        "quant_method": "gptq",
+        "bits": 4,
+        "group_size": group,
+        "desc_act": False,
+        "sym": True,
+        "lm_head": False,
+    }
+
+    def write(key: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        rows, columns = weight.shape
+        tiles = weight.float().reshape(rows, columns // group, group)
+        scale = (tiles.abs().amax(-1) / 7).half()
+        numbers = (tiles / scale.float()[..., None]).round().clamp(-8, 7)
+        floats = numbers * scale.float()[..., None]
+        name = key.removesuffix("weight")
+        return {
+            f"{name}qweight": _packed(numbers.reshape(rows, columns).T + 8, 0),
+            f"{name}qzeros": _packed(torch.full((columns // group, rows), 7), 1),
+            f"{name}scales": scale.T.contiguous(),
+            f"{name}g_idx": torch.arange(columns, dtype=torch.int32) // group,
+        }, floats.reshape(rows, columns)
+
+    return Format(config, write)
+
+
+def _packed(numbers: torch.Tensor, dim: int, order: Sequence[int] = range(8)) -> torch.Tensor:
+    """Eight neighbours of 4 bits along a dimension in one of 32, the first in the lowest bits."""
+    parts = numbers.to(torch.int64).unflatten(dim, (-1, 8)).unbind(dim + 1)
+    words = sum(parts[part] << 4 * place for place, part in enumerate(order))
+    return torch.as_tensor(words).to(torch.int32).contiguous()
 
 
 def write_quantized(

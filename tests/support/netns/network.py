@@ -39,6 +39,8 @@ class Network:
         number = os.getpid()
         self._prefix = f"tt{number % 100_000}"
         self._net = f"10.{64 + number % 128}.{number // 128 % 256}"
+        #: The calling process's own.
+        self.address = f"{self._net}.1"
         self.addresses = {host: f"{self._net}.{index}" for index, host in enumerate(hosts, 2)}
         self._cuts: set[tuple[str, str]] = set()
 
@@ -59,7 +61,7 @@ class Network:
         _run("ip", "-n", switch, "link", "add", "br0", "type", "bridge")
         _run("ip", "-n", switch, "link", "set", "br0", "up")
         _run("ip", "link", "add", self._prefix, "type", "veth", "peer", "name", "own", "netns", switch)
-        _run("ip", "addr", "add", f"{self._net}.1/24", "dev", self._prefix)
+        _run("ip", "addr", "add", f"{self.address}/24", "dev", self._prefix)
         _run("ip", "link", "set", self._prefix, "up")
         self._plug(switch, "own")
         for index, (host, address) in enumerate(self.addresses.items()):

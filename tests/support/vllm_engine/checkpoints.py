@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file, save_file
+
 from support.data.checkpoints import build_checkpoint
 
 #: The most items of each modality in a request; a modality that a family lacks must not be named.
@@ -19,6 +22,18 @@ def vllm_checkpoint(family: str, folder: Path) -> Path:
     checkpoint = build_checkpoint(family, folder, variant=_VARIANTS.get(family, "wide"))
     image = json.loads((checkpoint / "preprocessor_config.json").read_text())
     (checkpoint / "processor_config.json").write_text(json.dumps(_processor(family, image)))
+    return checkpoint
+
+
+def reseeded(checkpoint: Path, seed: int) -> Path:
+    """The checkpoint with other weights, by the seed."""
+    draw = torch.Generator().manual_seed(seed)
+    for file in checkpoint.glob("*.safetensors"):
+        weights = {
+            name: weight * (1 + 0.5 * torch.randn(weight.shape, generator=draw)).to(weight.dtype)
+            for name, weight in load_file(file).items()
+        }
+        save_file(weights, file, metadata={"format": "pt"})
     return checkpoint
 
 

@@ -63,10 +63,10 @@ class Documented:
 
 
 def _lines(words: list[str]) -> Iterator[list[str]]:
-    """Commands, which begin with a program's name."""
+    """Commands, which begin with a program's name and a verb; a flag's value has no verb behind it."""
     line: list[str] = []
-    for word in words:
-        if word in ("vllm", "triptych") and line:
+    for word, following in zip(words, [*words[1:], "--"], strict=True):
+        if word in ("vllm", "triptych") and line and not following.startswith("--"):
             yield line
             line = []
         line.append(word)

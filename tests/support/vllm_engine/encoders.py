@@ -32,6 +32,7 @@ class EncoderProcess:
     model: Path
     store_url: str
     log: Path
+    dtype: str = "float32"
 
     def start(self) -> None:
         """Starts it and waits until it is registered."""
@@ -43,7 +44,7 @@ class EncoderProcess:
             "--threads",
             "1",
             "--dtype",
-            "float32",
+            self.dtype,
         )
         command, environment = supervised([sys.executable, "-m", "triptych.apps.cli", *words])
         with self.log.open("ab") as log:

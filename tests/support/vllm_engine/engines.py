@@ -29,13 +29,16 @@ class Engines:
         count: int,
         role: str = "ec_consumer",
         limits: Mapping[str, int] = LIMITS,
+        dtype: str = "float32",
         **options: object,
     ) -> Engines:
         """Not started yet; `options` are further ones of the connector."""
         store = StoreServer(folder / "store")
-        extra = {"store": store.url, "namespace": namespace_of(checkpoint), "wait_seconds": 2, **options}
+        namespace = namespace_of(checkpoint, dtype)
+        extra = {"store": store.url, "namespace": namespace, "wait_seconds": 2, **options}
         logs = [folder / f"vllm-{number}.log" for number in range(count)]
-        return cls(store, [VllmServer(checkpoint, log, role, extra, WORDS, limits) for log in logs])
+        words = (*WORDS, "--dtype", dtype)
+        return cls(store, [VllmServer(checkpoint, log, role, extra, words, limits) for log in logs])
 
     def start(self) -> None:
         """Starts the store and one server after the other."""

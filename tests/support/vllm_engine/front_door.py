@@ -86,12 +86,13 @@ class FrontDoor:
         proxies: int = 1,
         pd_words: Sequence[Sequence[str]] = (),
         proxy_words: Sequence[str] = (),
+        dtype: str = "float32",
     ) -> None:
         """`pd_words` are further words of each PD worker."""
         self.store = store
         self.servers = list(servers)
         self._folder = folder
-        model = (str(checkpoint), *DTYPE)
+        model = (str(checkpoint), "--dtype", dtype)
         self._words = {
             **{f"encoder-{n}": ("encoder", *model, "--threads", "1") for n in range(encoders)},
             **{
@@ -218,9 +219,9 @@ def _answers(url: str) -> bool:
         return False
 
 
-def namespace_of(checkpoint: Path) -> str:
+def namespace_of(checkpoint: Path, dtype: str = "float32") -> str:
     """The namespace of our encoder workers, as `triptych namespace` prints it."""
-    command = [sys.executable, "-m", "triptych.apps.cli", "namespace", str(checkpoint), *DTYPE]
+    command = [sys.executable, "-m", "triptych.apps.cli", "namespace", str(checkpoint), "--dtype", dtype]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 

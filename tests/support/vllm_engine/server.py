@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from support.netns.network import Network
 from support.processes.cluster import free_port, scrape, wait_for
 from triptych.base.parent import supervised
 from triptych.pd_worker.vllm.kv_transfer import transfer_config
@@ -31,7 +32,8 @@ LIMITS = MappingProxyType({"image": 8, "video": 0})
 class VllmServer:
     """One `vllm serve` of a checkpoint, named "model", with TriptychECConnector in the given role.
 
-    `limits` are the most items of each modality in a request. `nixl`: its KV moves to other servers.
+    `limits` are the most items of each modality in a request. `nixl`: its KV moves to other servers. `at`: a
+    host of a network, with the network.
     """
 
     def __init__(
@@ -44,7 +46,9 @@ class VllmServer:
         limits: Mapping[str, int] = LIMITS,
         *,
         nixl: str = "",
+        at: tuple[Network, str] | None = None,
     ) -> None:
+        self.host = at[0].addresses[at[1]] if at else "127.0.0.1"
         self.port = free_port()
         self.log = log
         self.extra = {"trusted_front_door": role != "ec_consumer", **extra}
@@ -56,7 +60,7 @@ class VllmServer:
         }
         self._command = [
             *(str(HOME / "venv" / "bin" / "vllm"), "serve", str(model), "--served-model-name", "model"),
-            *("--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32", "--enforce-eager"),
+            *("--host", self.host, "--port", str(self.port), "--dtype", "float32", "--enforce-eager"),
             *("--max-model-len", "2048", "--max-num-seqs", "16", "--enable-mm-embeds"),
             *("--limit-mm-per-prompt", json.dumps(dict(limits))),
             *("--ec-transfer-config", json.dumps(transfer), *words),
@@ -66,6 +70,10 @@ class VllmServer:
             connector = {**transfer_config(nixl), "kv_buffer_device": "cpu"}
             self._command += ["--kv-transfer-config", json.dumps(connector)]
             self._variables["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port())
+        if at:
+            self._command = at[0].command(at[1], *self._command)
+            # Memory that processes of one machine share would go past the network.
+            self._variables |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": self.host, "UCX_TLS": "tcp"}
         self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
@@ -80,16 +88,24 @@ class VllmServer:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     def start(self) -> None:
         """Starts the process and waits until it answers."""
+        self.launch()
+        self.wait()
+
+    def launch(self) -> None:
+        """Starts the process, which is ready after `wait`: several of them start side by side."""
         command, environment = supervised(self._command)
         environment |= vllm_environment() | self._variables
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
             )
+
+    def wait(self) -> None:
+        """Returns once the process answers."""
         wait_for("vLLM to answer", self._answers, _START)
 
     def _answers(self) -> bool:
