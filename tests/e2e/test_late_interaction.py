@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 
+from support.channels import connected_channel
 from support.data.pictures import picture
 from support.data.retrievers import RETRIEVERS, WIDTH, build_retriever, processed, score, vectors, with_text
 from support.processes.cluster import Cluster, data_url, start_cluster
-from triptych.base.rpc.channels import make_channel
 from triptych.protos import proxy_pb2, proxy_pb2_grpc
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -116,7 +116,7 @@ async def test_documents_are_ranked_by_max_sim_over_http_and_grpc(served):
     for reply in (single, pairs):
         assert [each["score"] for each in reply["data"]] == pytest.approx(expected, abs=near)
     assert pairs["usage"]["prompt_tokens"] == single["usage"]["prompt_tokens"] + 2 * len(asked)
-    async with make_channel(served.cluster.grpc_address) as channel:
+    async with connected_channel(served.cluster.grpc_address) as channel:
         request = proxy_pb2.RerankRequest(
             query={"parts": [{"text": query}]}, documents=[{"parts": [{"text": text}]} for text in texts]
         )

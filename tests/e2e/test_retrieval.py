@@ -17,6 +17,7 @@ import pytest
 from grpc import aio
 from openai import AsyncOpenAI, BadRequestError
 
+from support.channels import connected_channel
 from support.data.checkpoints import build_checkpoint
 from support.data.oracle import hidden_states
 from support.data.pictures import picture
@@ -24,7 +25,6 @@ from support.data.retrieval import pair_score, pooled, reranker
 from support.processes.cluster import Cluster, data_url, start_cluster, wait_for
 from triptych import Client
 from triptych.base.errors import InvalidRequest
-from triptych.base.rpc.channels import make_channel
 from triptych.protos import proxy_pb2, proxy_pb2_grpc
 
 pytestmark = pytest.mark.timeout(300)
@@ -260,7 +260,7 @@ async def test_grpc_embeds_and_ranks(embedder, scorer):
     ids = tokenized["tokens"]
     buffer = io.BytesIO()
     picture(3, 64, 48).save(buffer, "PNG")
-    async with make_channel(embedder.cluster.grpc_address) as channel:
+    async with connected_channel(embedder.cluster.grpc_address) as channel:
         stub = proxy_pb2_grpc.ProxyServiceStub(channel)
         request = proxy_pb2.EmbedRequest(inputs=[{"text": TEXTS[5]}, {"token_ids": {"ids": ids}}])
         made = [embedding async for embedding in stub.Embed(request)]
@@ -281,7 +281,7 @@ async def test_grpc_embeds_and_ranks(embedder, scorer):
     content = [{"type": "image"}, {"type": "text", "text": TEXTS[2]}]
     hidden, _ = hidden_states(embedder.path, [{"role": "user", "content": content}], [picture(3, 64, 48)])
     close(pictured[0].values, pooled(hidden))
-    async with make_channel(scorer.cluster.grpc_address) as channel:
+    async with connected_channel(scorer.cluster.grpc_address) as channel:
         query = {"parts": [{"text": "which harbour?"}]}
         documents = [{"parts": [{"text": TEXTS[at]}]} for at in (1, 4, 9)]
         ask = proxy_pb2.RerankRequest(query=query, documents=documents, top_n=2)

@@ -85,7 +85,7 @@ async def _unharmed(b: Bench, store: EmbeddingStore, seed: int) -> None:
     assert event.WhichOneof("body") == "ready", event
     for name in GAUGES:
         await b.until(f"triptych_encoder_{name}", 0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(45):
         while await store.control.execute("HKEYS", keys.LEASES):
             await asyncio.sleep(0.01)
 

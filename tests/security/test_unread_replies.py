@@ -9,6 +9,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
 from grpc import aio
 
 from support.fakes.fake_workers import MODEL, user
@@ -41,6 +42,7 @@ def held(proxy: ProxyProcess) -> int:
     return int(float(next(line for line in lines if line.startswith(REPLIES)).split()[1]))
 
 
+@pytest.mark.timeout(240)
 async def test_replies_that_nobody_reads_stay_within_their_memory_and_others_are_answered(
     store: EmbeddingStore, store_url: str, tmp_path: Path
 ) -> None:
@@ -58,7 +60,7 @@ async def test_replies_that_nobody_reads_stay_within_their_memory_and_others_are
                     b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n"
                     b"Content-Length: %d\r\n\r\n%s" % (KEYS[0].encode(), len(sent), sent)
                 )
-            await until(lambda: len(set(proxy.pd.paused)) == 64, "all choices are paused")
+            await until(lambda: len(set(proxy.pd.paused)) == 64, "all choices are paused", 150.0)
             assert 0 < held(proxy) <= BUDGET // 2
             status, _, _ = await raw_post(proxy.port, body(), {"Authorization": f"Bearer {KEYS[1]}"})
             assert status == 200

@@ -169,7 +169,7 @@ def _notice(*mm_hashes: str, proxy_id: str = "proxy") -> pd_pb2.ItemsNotice:
 
 
 async def _until(condition) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(45):
         while not condition():
             await asyncio.sleep(0.02)
 

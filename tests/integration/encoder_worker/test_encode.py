@@ -40,7 +40,7 @@ async def exists(store: EmbeddingStore, key: str) -> bool:
 async def at_rest(b: Bench, store: EmbeddingStore) -> None:
     for name in ("jobs", "queue_items", "planned_items", "inflight", "leases_held", "prepared_bytes"):
         await b.until(f"triptych_encoder_{name}", 0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(45):
         while await store.control.execute("HKEYS", keys.LEASES):
             await asyncio.sleep(0.01)
 
@@ -81,7 +81,7 @@ async def test_jobs_of_several_requests_share_a_batch(open_bench, store, encoder
         first = await Job(b, media(99)).planned()
         b.tower.open.clear()
         await first.run()
-        assert await asyncio.to_thread(b.tower.entered.wait, 10)
+        assert await asyncio.to_thread(b.tower.entered.wait, 45)
         jobs = await asyncio.gather(*(Job(b, media(n, *sizes[n % 2])).planned() for n in range(8)))
         await asyncio.gather(*(job.run() for job in jobs))
         await b.until("triptych_encoder_queue_items", 8)
@@ -148,7 +148,7 @@ async def test_an_embedding_is_counted_for_the_tenant_of_its_job(b: Bench, store
     assert (await other.finished()).WhichOneof("body") == "ready"
     usage, _ = keys.usage("0", "", "")
     counted: dict[bytes, bytes] = {}
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(45):
         while not counted:
             await asyncio.sleep(0.02)
             counted = await store.control.execute("HGETALL", usage)
@@ -251,7 +251,7 @@ async def test_an_item_is_saved_when_the_store_has_come_back(encoder, server, ow
         job = await Job(b, png(picture(2))).planned()
         server.stop()
         await job.run()
-        assert await asyncio.to_thread(b.tower.entered.wait, 10)
+        assert await asyncio.to_thread(b.tower.entered.wait, 45)
         while b.metric("triptych_encoder_tower_items_total") < 2:
             await asyncio.sleep(0.01)
         server.start()

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from support.channels import connected_channel
 from support.data.checkpoints import build_checkpoint
 from support.data.pictures import picture
 from support.engine.encoder_bench import NAMESPACE, Bench, Job, bench, png
@@ -20,7 +21,6 @@ from support.tracing.spans import kept_tracer, new_context
 from support.waiting import until, within
 from triptych.apps.launch.embedded_store import EmbeddedStore
 from triptych.base.engine_beat import ENGINE_EXIT
-from triptych.base.rpc.channels import make_channel
 from triptych.base.tracing.context import SpanContext, from_bytes, metadata
 from triptych.base.types import WorkerInfo
 from triptych.ec_connector.base import DirectTransfer, ECTransferConfig
@@ -63,7 +63,7 @@ async def test_two_ranks_serve_and_a_rank_that_is_killed_ends_the_worker(store, 
         [info] = await within("its registration", _registered(store))
         assert info.capacity["tower_credit"] == 2 * 8
         assert info.kind.endswith(" x2 ranks")
-        async with make_channel(info.address) as channel:
+        async with connected_channel(info.address) as channel:
             stub = encoder_pb2_grpc.EncoderServiceStub(channel)
             for seed in range(6):
                 job = Job(SimpleNamespace(stub=stub), png(picture(seed)), namespace=info.namespaces[0])

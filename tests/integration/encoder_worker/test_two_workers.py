@@ -30,7 +30,7 @@ async def in_the_tower(b: Bench, seed: int) -> Job:
     job = await Job(b, png(picture(seed))).planned()
     b.tower.open.clear()
     await job.run()
-    assert await asyncio.to_thread(b.tower.entered.wait, 10)
+    assert await asyncio.to_thread(b.tower.entered.wait, 45)
     return job
 
 
@@ -56,7 +56,7 @@ async def test_a_hung_owner_is_replaced_by_the_token_of_its_lease(encoder, store
         assert (await retry.finished()).WhichOneof("body") == "ready"
         a.tower.open.set()
         assert (await first.last()).WhichOneof("body") == "ready"
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(45):
             while await store.control.execute("HKEYS", keys.LEASES):
                 await asyncio.sleep(0.01)
 

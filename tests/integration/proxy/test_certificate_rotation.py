@@ -118,9 +118,10 @@ async def test_a_new_ca_is_brought_in_and_the_old_one_taken_out_under_load(store
             await load.more()
             second = channels_of(cluster)
             pd.gate.clear()
+            await until(lambda: len(pd.requests) == CLIENTS, "requests in the middle of their answers")
             await proxy.takes(new, old, new)
             await moved(cluster, second)
-            assert cluster.dispatcher.in_flight == CLIENTS, "requests in the middle of their answers"
+            await until(lambda: cluster.dispatcher.in_flight == CLIENTS, "the same, or those after them")
             pd.gate.set()
             await load.more()
             third = channels_of(cluster)

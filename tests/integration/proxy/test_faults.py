@@ -26,9 +26,9 @@ HELD_AT = 5
 #: No worker counts as lost in the time of a test.
 NEVER = 600.0
 OPTIONS: dict[str, dict[str, float]] = {
-    "stalls": {"health_timeout": 0.3},
-    "is silent": {"health_timeout": NEVER},
-    "says nothing more": {"phase_timeout": 0.5},
+    "stalls": {"health_timeout": 2.0},
+    "is silent": {"health_timeout": NEVER, "silence": 2.0},
+    "says nothing more": {"phase_timeout": 2.0},
 }
 
 

@@ -29,6 +29,9 @@ async def test_media_wait_for_an_encoder_until_the_deadline_and_then_get_503(sto
             await cluster.ask(user("?", picture("p")))
         assert caught.value.status_code == 503
         assert int(caught.value.response.headers["retry-after"]) >= 1
+        await cluster.at_rest()
+    async with FakeCluster(store) as cluster:
+        await cluster.encoders[0].kill()
         assert await cluster.stream(TEXT) == whole_text(8)
         await cluster.at_rest()
 

@@ -24,6 +24,8 @@ class Outputs:
     def __init__(self, cluster: FakeCluster) -> None:
         self._cluster = cluster
         self._turn = 0
+        #: Requests whose admission has been put out.
+        self.admitted = 0
         self.put_out: list[tuple[int, str]] = []
 
     def count_turns(self) -> None:
@@ -35,6 +37,8 @@ class Outputs:
         async for outputs in self._cluster.dispatcher.chat(call, NOBODY):
             if any(isinstance(output, Delta) for output in outputs):
                 self.put_out.append((self._turn, tenant))
+            else:
+                self.admitted += 1
 
     async def of_one_step(self, crowd: str, *others: str) -> None:
         """A worker's one message has a token of each request of the crowd, and then of the others'."""
@@ -43,8 +47,7 @@ class Outputs:
         tenants = [crowd] * CROWD + list(others)
         asked = [asyncio.create_task(self.ask(tenant)) for tenant in tenants]
         await until(lambda: len(worker.requests) == len(tenants), "all requests at the worker")
-        await until(lambda: all(each.events for each in worker.requests.values()), "their admissions")
-        await asyncio.sleep(0.05)
+        await until(lambda: self.admitted == len(tenants), "their admissions")
         self.count_turns()
         for request_id in list(worker.requests):
             self._cluster.dispatcher.tokens(request_id, 1, 0, [1000], "a")

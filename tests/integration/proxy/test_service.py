@@ -123,7 +123,7 @@ async def test_a_request_that_waits_for_an_encoder_is_answered_at_the_end_of_the
         async with openai_client(proxy.port) as client:
             asked = asyncio.create_task(client.chat.completions.create(**question))
             metrics = f"http://127.0.0.1:{proxy.port}/metrics"
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(45):
                 while "\ntriptych_requests_in_flight 1.0" not in (await client._client.get(metrics)).text:
                     await asyncio.sleep(0.05)
             terminate()
@@ -232,7 +232,7 @@ async def test_a_proxy_that_still_waits_for_its_store_ends_in_good_order_at_a_si
     await until(lambda: running.done() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)
     assert not running.done()
     os.kill(os.getpid(), signal.SIGTERM)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(45):
         await running
 
 

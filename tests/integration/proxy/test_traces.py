@@ -8,11 +8,11 @@ import grpc
 import pytest
 from openai import APIStatusError
 
+from support.channels import connected_channel
 from support.fakes.fake_workers import MODEL, key_of, picture, user
 from support.fakes.proxy_fakes import FakeCluster
 from support.tracing.spans import KeptSpan, KeptSpans, kept_tracer
 from support.waiting import until
-from triptych.base.rpc.channels import make_channel
 from triptych.base.tracing.context import hex_trace_id, metadata, parse_traceparent
 from triptych.base.tracing.tracer import SpanKind
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
@@ -36,7 +36,7 @@ async def grpc_chat(cluster: FakeCluster, metadata: list[tuple[str, str]], **fie
     message = proxy_pb2.ChatMessage(role="user", parts=[proxy_pb2.ChatPart(text="a secret question")])
     sampling = common_pb2.SamplingParams(max_tokens=8)
     request = proxy_pb2.ChatRequest(**{"messages": [message], "sampling": sampling, **fields})
-    async with make_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
+    async with connected_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
         stub: Any = proxy_pb2_grpc.ProxyServiceStub(channel)
         async for _ in stub.Chat(request, timeout=20.0, metadata=metadata):
             pass

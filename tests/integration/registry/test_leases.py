@@ -11,10 +11,11 @@ from support.stores.commands import commands
 from triptych.base.errors import InvalidRequest, RateLimited
 from triptych.proxy.auth.keys import KeyLimits, Principal
 from triptych.proxy.auth.limits import PrincipalLimits
+from triptych.registry import minute_counts
 from triptych.registry.leases import Lease, Leases, OwnedBy
 from triptych.registry.minute_counts import MinuteCounts
 from triptych.store import keys
-from triptych.store.control import StoreUnavailable
+from triptych.store.control import NOW, StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
 
 HASH = make_plan().mm_hash
@@ -137,15 +138,19 @@ async def test_proxies_share_the_requests_and_tokens_of_a_key(store: EmbeddingSt
         await ask(first, carol)
 
 
-async def test_counts_end_and_keep_two_minutes_at_most(store: EmbeddingStore) -> None:
+async def test_counts_end_and_keep_two_minutes_at_most(
+    store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key = keys.minute_counts("requests", "alice")
-    seconds, _ = await store.control.execute("TIME")
-    minute = int(seconds) // 60
+    minute = 10
+    # The store's clock stands in the middle of it.
+    assert NOW in minute_counts.COUNT
+    now = f"local now = {(minute + 0.5) * 60_000:.0f}"
+    monkeypatch.setattr(minute_counts, "COUNT", minute_counts.COUNT.replace(NOW, now))
     for at, count in ((minute - 3, 7), (minute - 2, 7), (minute - 1, 600)):
         await store.control.execute("HSET", key, at, count)
     counts = MinuteCounts(store)
-    # The share of the last minute that is not over yet is above 3 until its last moments.
-    assert await counts.add("requests", "alice", 1, 3) > 0 or int(seconds) % 60 > 58
+    assert await counts.add("requests", "alice", 1, 3) > 0, "half of the last minute counts"
     assert await counts.add("requests", "alice", 1, 0) == 0
     assert len(await store.control.execute("HKEYS", key)) == 2
     assert 0 < await store.control.execute("TTL", key) <= 120

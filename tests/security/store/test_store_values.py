@@ -238,7 +238,7 @@ async def test_a_server_that_answers_a_get_otherwise_is_a_miss_and_its_connectio
 ) -> None:
     async with answering(store, tmp_path, reply) as (other, closed):
         assert isinstance(await other.load(PLAN, fresh_buffer), Missing)
-        await asyncio.wait_for(closed.wait(), 5)
+        await asyncio.wait_for(closed.wait(), 45)
 
 
 @pytest.mark.parametrize("reply", [b"-NOAUTH Authentication required.\r\n", b"-NOPERM no permission\r\n"])
@@ -248,7 +248,7 @@ async def test_a_server_that_refuses_a_get_is_no_miss_as_the_item_would_be_encod
     async with answering(store, tmp_path, reply) as (other, closed):
         with pytest.raises(StoreRefused):
             await other.load(PLAN, fresh_buffer)
-        await asyncio.wait_for(closed.wait(), 5)
+        await asyncio.wait_for(closed.wait(), 45)
 
 
 async def greeted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

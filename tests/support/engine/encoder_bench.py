@@ -17,6 +17,7 @@ import torch
 from grpc import aio
 from PIL import Image
 
+from support.waiting import until, within
 from triptych.base import hashing
 from triptych.base.config import EncoderConfig
 from triptych.base.metrics import EncoderMetrics
@@ -69,7 +70,7 @@ class WatchedTower(EncoderSide):
     def encode(self, items: Sequence[PreparedItem]) -> list[torch.Tensor]:
         self.batches.append(len(items))
         self.entered.set()
-        assert self.open.wait(20)
+        assert self.open.wait(50)
         if self.poison & {item.rows for item in items}:
             raise RuntimeError("poisoned")
         return self.inner.encode(items)
@@ -97,9 +98,7 @@ class Bench:
 
     async def until(self, name: str, value: float) -> None:
         """Waits until a metric has the value."""
-        async with asyncio.timeout(10):
-            while self.metric(name) != value:
-                await asyncio.sleep(0.005)
+        await until(lambda: self.metric(name) == value, f"{name} {value}")
 
 
 @asynccontextmanager
@@ -128,7 +127,7 @@ async def bench(
     channel = make_channel(address)
     try:
         # A busy machine may take longer than the tenth of a second that a channel gives one try.
-        await asyncio.wait_for(channel.channel_ready(), 20)
+        await within("the worker's port", channel.channel_ready())
         stub = encoder_pb2_grpc.EncoderServiceStub(channel)
         yield Bench(worker, tower, metrics, address, stub, incarnation)
     finally:
@@ -170,7 +169,7 @@ class Job:
             processor_options=self.options,
             salt=self.salt,
         )
-        self.call = self.bench.stub.Encode(timeout=30, metadata=self.metadata or None)
+        self.call = self.bench.stub.Encode(timeout=50, metadata=self.metadata or None)
 
     async def start(self) -> Job:
         """Sends the job."""
@@ -182,7 +181,7 @@ class Job:
             "processor_options": json.dumps(self.options) if self.options else "",
             "salt": self.salt,
             "media_bytes": len(self.media),
-            "timeout": 20.0,
+            "timeout": 50.0,
         }
         job = encoder_pb2.EncodeJob(**{**fields, **self.changes})
         await self.call.write(encoder_pb2.EncodeRequest(job=job))

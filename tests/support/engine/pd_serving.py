@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from PIL import Image
 
+from support.channels import connected_channel
 from support.data.checkpoints import build_checkpoint
 from support.fakes.fake_workers import MODEL, FakeWorker
 from support.fakes.pd_client import PDClient
 from triptych.base.config import PDConfig
 from triptych.base.hashing import framed_digest
 from triptych.base.metrics import PDMetrics
-from triptych.base.rpc.channels import make_channel, make_server
+from triptych.base.rpc.channels import make_server
 from triptych.base.rpc.internal_token import InternalToken
 from triptych.base.types import ItemPlan, WorkerInfo
 from triptych.models.registry import load_encoder
@@ -47,7 +48,7 @@ async def serving(
     worker.start()
     await server.start()
     try:
-        async with make_channel(f"127.0.0.1:{port}") as channel:
+        async with connected_channel(f"127.0.0.1:{port}") as channel:
             client = PDClient(channel, model.identity.model_key)
             await client.attach()
             yield worker, client

@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from support.engine.engine_cell import EngineCell, engine_cell
 from triptych.pd_worker.core.kv_cache.block_pool import PrefixChain
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.engine import Engine
+from triptych.pd_worker.kv_sharing import cost_rule
 
 BLOCK_SIZE = 4
 #: Steps of an engine that is held: to the offer, and to the hand-over. An answer has more.
@@ -56,6 +59,12 @@ def blocks_of(requests: Sequence[EngineRequest], *, last: int = 1) -> set[bytes]
     return digests
 
 
+def wait_for_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No request computes what it could load because a busy machine loads it slowly."""
+    for bound in ("_SHORTEST", "_LONGEST"):
+        monkeypatch.setattr(cost_rule, bound, 40.0)
+
+
 def hold(engine: Engine, taken: threading.Event | None = None) -> None:
     """The engine computes some tokens, then none before its request may be offered, then some more and none
     before it is `taken`, if that is given: no answer is over too soon, however long a save takes.
@@ -82,7 +91,7 @@ def hold(engine: Engine, taken: threading.Event | None = None) -> None:
     saves.on_stored = offers
 
 
-def wait_for(holds: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+def wait_for(holds: Callable[[], bool], what: str, seconds: float = 40.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, f"waited {seconds:g} s for: {what}"

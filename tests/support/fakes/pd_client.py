@@ -10,7 +10,7 @@ from typing import Any
 
 from triptych.protos import common_pb2, pd_pb2, pd_pb2_grpc
 
-PATIENCE = 20.0
+PATIENCE = 45.0
 
 
 @dataclass

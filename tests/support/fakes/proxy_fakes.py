@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import httpcore2
 import pytest
@@ -92,9 +93,13 @@ class FakeCluster:
         self.grpc_server: Any = None
 
     async def __aenter__(self) -> FakeCluster:
+        # A worker of a busy machine that answers late would have its requests taken away.
+        self._silence = mock.patch.object(pool, "SILENCE_SECONDS", self._options.pop("silence", 20.0))
+        self._silence.start()
         try:
             return await self._start()
         except BaseException:
+            self._silence.stop()
             # What is not stopped here is complained of in the middle of another test.
             for worker in (*self.encoders, *self.pd_workers):
                 await worker.kill()
@@ -134,7 +139,7 @@ class FakeCluster:
             token,
             certificates=internal,
             insecure=options.pop("insecure", False),
-            health_timeout=options.pop("health_timeout", 5.0),
+            health_timeout=options.pop("health_timeout", 30.0),
         )
         media = make_loader(ProxyConfig(**flags), self.metrics, self.quotas)
         timeouts = {name: options.pop(name) for name in ("phase_timeout", "stall_timeout") if name in options}
@@ -157,7 +162,7 @@ class FakeCluster:
         api = ApiLimits(8, 16, max_body, timeout, reject)
         await self._open(api, authenticator, front_door, limits, trusted, tracer)
         await self.pool.start()
-        await until(lambda: self.attached == len(self.pd_workers), "the streams of all PD workers")
+        await until(lambda: self.attached, "the streams of all PD workers")
         self.client = self._make_client("https" if front_door else "http")
         return self
 
@@ -235,10 +240,18 @@ class FakeCluster:
         await self.registry.register(info, term=600.0)
 
     @property
-    def attached(self) -> int:
-        return sum(len(worker.attaches) > 0 for worker in self.pd_workers)
+    def attached(self) -> bool:
+        """Whether the proxy may send requests to every PD worker, which has its stream a moment before."""
+        links = self.dispatcher._router.links
+        return all(worker.address in links and links[worker.address].attached for worker in self.pd_workers)
 
     async def __aexit__(self, *_: object) -> None:
+        try:
+            await self._stop()
+        finally:
+            self._silence.stop()
+
+    async def _stop(self) -> None:
         if self.live is not None:
             await within("the live data's end", self.live.stop())
         await within("the client's end", self.client.close())
@@ -257,6 +270,11 @@ class FakeCluster:
     def received(self) -> int:
         """Output tokens that the proxy has of the requests in flight."""
         return sum(len(request.lifecycle.output_token_ids) for request in self.dispatcher._requests.values())
+
+    @property
+    def admitted(self) -> int:
+        """Items for which a PD worker has room, as far as the proxy has heard."""
+        return sum(bool(job.admitted) for job in self.dispatcher.jobs.table.jobs())
 
     async def ask(self, messages: Any, **extra: Any) -> Any:
         """A reply in one piece."""

@@ -191,7 +191,7 @@ class ScriptedServer:
 
     async def called(self, count: int) -> None:
         """Waits until `count` streamed calls have come."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(45):
             while len(self.calls) < count:
                 self._called.clear()
                 await self._called.wait()

@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from support.channels import connected_channel
 from support.data.checkpoints import build_checkpoint
 from support.fakes.pd_client import PDClient
 from support.vllm.scripted_server import ScriptedServer
 from triptych.base.config import PDConfig
 from triptych.base.metrics import PDMetrics
-from triptych.base.rpc.channels import make_channel, make_server
+from triptych.base.rpc.channels import make_server
 from triptych.pd_worker.vllm.adapters import Adapter
 from triptych.pd_worker.vllm.connection import EngineConnection
 from triptych.pd_worker.vllm.health import EngineHealth
@@ -58,13 +59,13 @@ class Served:
         self.metrics = metrics
 
     async def until_up(self, up: bool) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(45):
             while self.health.up is not up:
                 await asyncio.sleep(0.01)
 
     async def settled(self) -> None:
         """Waits until no request is held, and no call of vLLM is open."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(45):
             while self.worker.engine.num_requests:
                 await asyncio.sleep(0.01)
 
@@ -91,7 +92,7 @@ async def fronting(
     worker.start()
     await grpc_server.start()
     try:
-        async with make_channel(f"127.0.0.1:{port}") as channel:
+        async with connected_channel(f"127.0.0.1:{port}") as channel:
             client = PDClient(channel, model.identity.model_key)
             await client.attach()
             yield Served(worker, health, client, metrics)

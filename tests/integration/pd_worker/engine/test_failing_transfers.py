@@ -198,12 +198,14 @@ def test_a_copy_that_loses_the_device_ends_the_engine(checkpoint, monkeypatch):
     def fail(*_: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    # Known beforehand: all are submitted at once, or each may end before the next, and none is preempted.
+    # All are submitted at once, or each may end before the next, and none is preempted.
     ids = [reference(checkpoint.path, prompt, SWAPPED_TOKENS).prompt_token_ids for prompt in SIX]
     with swapping_cell(checkpoint, 40, block_size=4, max_model_len=128) as cell:
         dead = threading.Event()
         cell.engine.beat.on_death(dead.set)
         monkeypatch.setattr(model_runner, "copy_blocks", fail)
-        for prompt, each in zip(SIX, ids, strict=True):
-            cell.engine.submit(cell.request(prompt, each, SWAPPED_TOKENS))
+        requests = [cell.request(*each, SWAPPED_TOKENS) for each in zip(SIX, ids, strict=True)]
+        with cell.engine._condition:
+            for request in requests:
+                cell.engine.submit(request)
         assert dead.wait(30)

@@ -9,6 +9,7 @@ import pytest
 from support.data.oracle import assert_exact
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
 from support.engine.prompts import CAT, DOG, ONE, TEXT, TWICE
+from support.engine.slow_steps import slow_steps
 from triptych.pd_worker.core.request import EngineRequest
 
 #: Long enough that A's answers have not ended when B asks.
@@ -17,16 +18,20 @@ BIRD = (9, CAT[1], CAT[2])
 CATS, DOGS, BIRDS = (Prompt("What is this?", (drawn,)) for drawn in (CAT, DOG, BIRD))
 
 
-def asked(cell: EngineCell, tenant: str, prompts: Sequence[Prompt]) -> list[EngineRequest]:
-    """The tenant's requests, handed over."""
+def requests_of(cell: EngineCell, tenant: str, prompts: Sequence[Prompt]) -> list[EngineRequest]:
+    """The tenant's requests: made beforehand, for what takes time ends the answers of those at work."""
     path = cell.checkpoint.path
     requests = [
         cell.request(prompt, reference(path, prompt, LENGTH).prompt_token_ids, LENGTH) for prompt in prompts
     ]
     for request in requests:
         request.tenant = tenant
-        cell.engine.submit(request)
     return requests
+
+
+def submit(cell: EngineCell, requests: Sequence[EngineRequest]) -> None:
+    for request in requests:
+        cell.engine.submit(request)
 
 
 def assert_answers(cell: EngineCell, prompts: Sequence[Prompt], requests: Sequence[EngineRequest]) -> None:
@@ -46,10 +51,14 @@ def test_pictures_that_give_their_places_to_another_tenant_and_come_back_are_exa
     theirs, ours = [TWICE, ONE, TWICE, DOGS], [ONE, CATS]
     flags = {"preemption": preemption, "prefix_caching": prefix_caching, "block_size": 8}
     with engine_cell(checkpoint, max_num_seqs=2, **flags) as cell:
-        flood = asked(cell, "a", theirs)
+        flood, asks = requests_of(cell, "a", theirs), requests_of(cell, "b", ours)
+        hurry = slow_steps(cell.engine)
+        submit(cell, flood)
         for request in flood[:2]:
             cell.wait(request.request_id, "tokens")
-        asks = asked(cell, "b", ours)
+        submit(cell, asks)
+        cell.wait(asks[0].request_id, "admitted")
+        hurry()
         assert_answers(cell, [*theirs, *ours], [*flood, *asks])
         assert cell.metric("triptych_pd_tenant_preemptions_total") > 0
 
@@ -66,11 +75,17 @@ def test_pictures_that_give_their_room_to_another_tenant_and_come_back_are_exact
     ]
     room = sum(feature.plan.nbytes for feature in features)
     with engine_cell(checkpoint, max_num_seqs=2, encoder_cache_memory=room) as cell:
-        flood = asked(cell, "a", [TEXT, TEXT])
+        flood, behind = requests_of(cell, "a", [TEXT, TEXT]), requests_of(cell, "a", waiting)
+        asks = requests_of(cell, "b", ours)
+        hurry = slow_steps(cell.engine)
+        submit(cell, flood)
         for request in flood:
             cell.wait(request.request_id, "tokens")
-        flood += asked(cell, "a", waiting)
+        submit(cell, behind)
+        flood += behind
         cell.wait(flood[-1].request_id, "admitted")
-        asks = asked(cell, "b", ours)
+        submit(cell, asks)
+        cell.wait(asks[0].request_id, "admitted")
+        hurry()
         assert_answers(cell, [TEXT, TEXT, *waiting, *ours], [*flood, *asks])
         assert cell.metric("triptych_pd_room_given_up_total") > 0

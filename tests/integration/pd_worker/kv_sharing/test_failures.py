@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,7 +29,7 @@ from support.engine.sharing import (
 from support.stores.server import StoreServer
 from triptych.base.types import FinishReason
 from triptych.pd_worker.core.request import EngineRequest
-from triptych.pd_worker.kv_sharing import transfers
+from triptych.pd_worker.kv_sharing import block_loads, transfers
 from triptych.pd_worker.kv_sharing.kv_copier import KVCopier
 from triptych.pd_worker.kv_sharing.transfers import KVTransfers
 from triptych.store.embedding_store import EmbeddingStore
@@ -197,7 +198,7 @@ def test_a_request_that_is_cancelled_while_its_blocks_are_on_the_way_is_dropped(
     with sharing_cell(checkpoint, server.url) as cell:
         request = requests_of(cell, root)[0]
         cell.engine.submit(request)
-        assert gate.waiting.wait(20)
+        assert gate.waiting.wait(40)
         cell.engine.cancel([request.request_id], request.proxy_id)
         assert cell.wait(request.request_id, "finished").reason == FinishReason.ABORT
         gate.open()
@@ -209,19 +210,39 @@ def test_a_request_that_is_cancelled_while_its_blocks_are_on_the_way_is_dropped(
         assert cell.metric(LOADED) > 0
 
 
+class Limits:
+    """The limits of waits for blocks, which are over when they are told to be."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._begun: list[tuple[asyncio.AbstractEventLoop, asyncio.Timeout]] = []
+        own = SimpleNamespace(**{**vars(asyncio), "timeout": self._limit})
+        monkeypatch.setattr(block_loads, "asyncio", own)
+
+    def _limit(self, _: float) -> asyncio.Timeout:
+        limit = asyncio.timeout(None)
+        self._begun.append((asyncio.get_running_loop(), limit))
+        return limit
+
+    def end_first(self) -> None:
+        loop, limit = self._begun[0]
+        loop.call_soon_threadsafe(limit.reschedule, 0.0)
+
+
 def test_blocks_that_come_too_late_are_not_waited_for_and_hold_up_nobody_else(
     checkpoint, server, monkeypatch
 ):
     root, gate = new_root(), Gate(monkeypatch)
     with sharing_cell(checkpoint, server.url) as cell:
         answer(cell, root)
+    limits = Limits(monkeypatch)
     with sharing_cell(checkpoint, server.url) as cell:
         late, other = requests_of(cell, root)
         other.prefix_root = new_root()
         cell.engine.submit(late)
-        assert gate.waiting.wait(20)
+        assert gate.waiting.wait(40)
         assert cell.finish([other]) == [reference(checkpoint.path, PROMPTS[1], TOKENS).token_ids]
         assert cell.tokens(late.request_id) == [], "the other one was answered while this one waited"
+        limits.end_first()
         assert cell.wait(late.request_id, "finished").error is None
         assert cell.tokens(late.request_id) == reference(checkpoint.path, PROMPTS[0], TOKENS).token_ids
         assert cell.metric("triptych_pd_shared_kv_late_total") == 1
@@ -236,7 +257,7 @@ def test_a_worker_that_stops_ends_the_requests_that_wait_for_blocks(checkpoint, 
     with sharing_cell(checkpoint, server.url) as cell:
         request = requests_of(cell, root)[0]
         cell.engine.submit(request)
-        assert gate.waiting.wait(20)
+        assert gate.waiting.wait(40)
         cell.engine.stop()
         end = cell.wait(request.request_id, "finished")
         assert end.error is not None and "shutting down" in str(end.error)

@@ -14,6 +14,7 @@ from support.data.oracle import hidden_states
 from support.data.pictures import picture
 from support.data.retrieval import TEMPLATE, classifier, pair_score, pooled, reranker
 from support.engine.pd_serving import _config, served_model, serving, slot, stored_items
+from support.engine.slow_steps import slow_steps
 from support.fakes.pd_client import Answer, PDClient
 from triptych.pd_worker.native import LoadedModel, load_model
 from triptych.protos import pd_pb2
@@ -97,6 +98,7 @@ async def test_token_ids_are_pooled_as_they_are_and_dimensions_cut_before_the_le
 async def test_generation_goes_on_beside_pooled_requests_which_take_no_slot(store_url):
     model = served_model("qwen3_vl")
     async with serving(model, store_url, max_num_seqs=1) as (worker, client):
+        hurry = slow_steps(worker.engine)
         await client.submit(client.message("long", "tell", max_tokens=300, ignore_eos=True))
         await client.until("long", tokens=1)
         await client.submit(client.message("queued", "tell", max_tokens=2, ignore_eos=True))
@@ -105,6 +107,7 @@ async def test_generation_goes_on_beside_pooled_requests_which_take_no_slot(stor
             vector(answer)
         assert client.answers["long"].finished is None, "pooled requests have waited for the slot"
         assert client.answers["queued"].finished is None
+        hurry()
         assert (await client.until("long")).finished.completion_tokens == 300
         assert (await client.until("queued")).finished.completion_tokens == 2
         assert worker.engine.scheduler.kv.num_used == 0

@@ -9,7 +9,9 @@ import re
 import pytest
 
 from support.data.oracle import assert_exact, generate, oracle
+from support.engine.slow_steps import slow_steps
 from support.fakes.pd_client import Answer
+from support.waiting import until
 from triptych.pd_worker.core.sampling import bad_word_ids
 from triptych.pd_worker.native import NativeWorker
 from triptych.protos import common_pb2, pd_pb2
@@ -50,12 +52,14 @@ async def test_a_resumed_request_goes_on_as_the_unbroken_one(client):
         assert resumed.finished.completion_tokens == 30
 
 
-async def test_a_proxy_that_comes_back_misses_nothing(client, model):
+async def test_a_proxy_that_comes_back_misses_nothing(worker, client, model):
+    hurry = slow_steps(worker.engine)
     await client.submit(client.message("r1", "Tell me more", max_tokens=200, ignore_eos=True))
     answer = await client.until("r1", tokens=10)
     await client.detach()
     position = len(answer.token_ids)
     await client.attach(pd_pb2.Reattach(request_id="r1", attempt=1, position=position))
+    hurry()
     await client.until("r1")
     assert len(answer.token_ids) == 200
     assert answer.text == model.tokenizer.decode(answer.token_ids)
@@ -63,6 +67,7 @@ async def test_a_proxy_that_comes_back_misses_nothing(client, model):
 
 
 async def test_a_proxy_that_names_a_request_no_more_has_it_cancelled(worker, client):
+    slow_steps(worker.engine)
     await client.submit(client.message("r1", "Tell me more", max_tokens=400, ignore_eos=True))
     await client.until("r1", tokens=3)
     await client.detach()
@@ -73,17 +78,20 @@ async def test_a_proxy_that_names_a_request_no_more_has_it_cancelled(worker, cli
 
 
 async def test_a_draining_worker_finishes_what_it_holds_and_refuses_the_rest(worker, client):
+    hurry = slow_steps(worker.engine)
     await client.submit(client.message("r1", "Tell me more", max_tokens=60, ignore_eos=True))
     await client.until("r1", tokens=3)
-    draining = asyncio.create_task(worker.drain(20.0))
+    draining = asyncio.create_task(worker.drain(40.0))
     await asyncio.sleep(0)
     reply = await client.submit(client.message("r2", "more", attempt=2))
     assert (reply.status, reply.error.code) == (pd_pb2.SubmitReply.STATUS_REFUSED, "unavailable")
+    hurry()
     await draining
     assert len((await client.until("r1")).token_ids) == 60
 
 
 async def test_what_a_drain_cannot_finish_is_lost_and_goes_on_elsewhere(worker, client):
+    slow_steps(worker.engine)
     await client.submit(client.message("r1", "Tell me more", max_tokens=450, ignore_eos=True))
     await client.until("r1", tokens=3)
     await worker.drain(0.0)
@@ -111,10 +119,9 @@ async def test_what_a_worker_with_more_tokens_would_take_has_a_code_of_its_own(c
 
 
 async def no_requests(worker: NativeWorker) -> None:
-    """Within its time the engine holds nothing."""
-    async with asyncio.timeout(10):
-        while worker.engine.scheduler.num_running or worker.engine.scheduler.num_waiting:
-            await asyncio.sleep(0.01)
+    """In the end the engine holds nothing."""
+    scheduler = worker.engine.scheduler
+    await until(lambda: not scheduler.num_running and not scheduler.num_waiting, "an engine at rest")
     assert worker.streams.unfinished == 0
 
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from support.channels import connected_channel
 from support.engine.engine_requests import make_request
 from support.fakes.pd_client import PDClient
 from support.waiting import until
 from triptych.base.errors import InvalidRequest
 from triptych.base.hashing import tenant_digest
-from triptych.base.rpc.channels import make_channel, make_server
+from triptych.base.rpc.channels import make_server
 from triptych.pd_worker import server as pd_server
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.events.streams import EventStreams
@@ -119,7 +120,7 @@ async def s(request: pytest.FixtureRequest) -> AsyncIterator[Service]:
         pd_pb2_grpc.add_PDServiceServicer_to_server(servicer, server)
         await server.start()
         try:
-            async with make_channel(f"127.0.0.1:{port}") as channel:
+            async with connected_channel(f"127.0.0.1:{port}") as channel:
                 client = PDClient(channel, "key")
                 await client.attach()
                 yield Service(engine, input_processor, streams, client)

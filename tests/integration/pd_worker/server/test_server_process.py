@@ -8,12 +8,16 @@ import sys
 import threading
 import urllib.request
 
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from support.channels import connected_channel
 from support.data.checkpoints import build_checkpoint
+from support.engine.slow_steps import slow_steps
 from support.fakes.pd_client import PDClient
+from support.waiting import within
 from triptych.base.cpu.threads import decoder_threads
-from triptych.base.rpc.channels import make_channel
+from triptych.base.types import WorkerInfo
 from triptych.protos import pd_pb2
 from triptych.registry.registry import Registry
 from triptych.store.embedding_store import EmbeddingStore
@@ -28,6 +32,14 @@ asyncio.run(run(PDConfig(model=sys.argv[1], store=sys.argv[2], max_model_len=102
 """
 
 
+async def registered(registry: Registry) -> list[WorkerInfo]:
+    """A worker says that it is ready shortly before it registers."""
+    while not (workers := await registry.workers()):
+        await asyncio.sleep(0.02)
+    return workers
+
+
+@pytest.mark.timeout(240)
 async def test_a_worker_registers_serves_drains_and_withdraws(store: EmbeddingStore, store_url: str) -> None:
     model = str(build_checkpoint("qwen3_vl"))
     process = await asyncio.create_subprocess_exec(
@@ -43,23 +55,20 @@ async def test_a_worker_registers_serves_drains_and_withdraws(store: EmbeddingSt
         # A decoder of this width.
         assert any("steps of less than 64 rows take one thread" in line for line in log)
         registry = Registry(store)
-        async with asyncio.timeout(10):
-            while not (workers := await registry.workers()):
-                await asyncio.sleep(0.02)
-        [info] = workers
+        [info] = await within("its registration", registered(registry))
         assert info.pool == "pd"
         assert info.capacity["max_model_len"] == 1024
         assert info.capacity["max_num_seqs"] == 64
-        async with make_channel(info.address) as channel:
+        async with connected_channel(info.address) as channel:
             check = health_pb2_grpc.HealthStub(channel).Check
-            reply = await check(health_pb2.HealthCheckRequest(), timeout=5)
+            reply = await check(health_pb2.HealthCheckRequest(), timeout=30)
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
             client = PDClient(channel, info.model_key)
             await client.attach()
             await client.submit(client.message("r1", "Tell me more", max_tokens=400, ignore_eos=True))
             await client.until("r1", tokens=1)
             url = f"http://127.0.0.1:{info.capacity['metrics_port']}/metrics"
-            page = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read().decode())
+            page = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=30).read().decode())
             assert "vllm:num_requests_running" in page
             process.send_signal(signal.SIGTERM)
             answer = await client.until("r1")
@@ -96,6 +105,7 @@ async def set_apart(client: PDClient, request_id: str, tokens: int = 8) -> pd_pb
 
 async def test_what_all_proxies_have_there_is_handed_over_before_the_worker_is_apart(served) -> None:
     worker, client = served
+    slow_steps(worker.engine)
     other = PDClient(client.channel, client.model_key, "another-proxy")
     await other.attach()
     for each in (client, other):

@@ -153,7 +153,7 @@ async def first_tokens(server, served, count: int) -> pd_pb2.Resume:
     await client.submit(client.message("before", "hello", **SAMPLING))
     found = await client.until("before", tokens=count)
     await client.stub.Cancel(pd_pb2.CancelRequest(proxy_id="proxy", request_ids=["before"]))
-    await asyncio.wait_for(server.calls[0].gone.wait(), 20)
+    await asyncio.wait_for(server.calls[0].gone.wait(), 45)
     del server.calls[:]
     return pd_pb2.Resume(
         prompt_token_ids=found.admitted.prompt_token_ids,
@@ -208,7 +208,7 @@ async def test_a_read_that_hangs_is_given_up_and_the_prompt_computed(server, dec
     client = decode.client
     await client.submit(client.message("r1", "", attempt=2, resume=resume, **SAMPLING))
     found = await client.until("r1")
-    await asyncio.wait_for(server.calls[0].gone.wait(), 20)
+    await asyncio.wait_for(server.calls[0].gone.wait(), 45)
     assert found.token_ids == greedy({"token_ids": list(resume.prompt_token_ids)}, 12)
     assert counted(decode) == {"failed": 1}
 

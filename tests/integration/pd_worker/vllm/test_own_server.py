@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import stat
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import pytest
 
 from support.data.adapters import write_adapter
 from support.data.checkpoints import build_checkpoint
+from support.processes.cluster import free_port
 from support.waiting import until
 from triptych.base.config import GIB, PDConfig
 from triptych.base.errors import ConfigError
@@ -94,8 +94,7 @@ async def test_it_listens_on_loopback_and_ends_with_the_context(checkpoint: Path
 
 async def test_one_that_has_served_and_ends_is_started_again(tmp_path: Path) -> None:
     program, stop = Program(tmp_path, LISTENS), asyncio.Event()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     server = OwnServer([str(program.path), "--port", str(port)], port, EngineGpus(PDConfig()))
     running = asyncio.create_task(server.run(stop))
     try:
@@ -113,7 +112,7 @@ async def test_one_that_ends_before_it_serves_ends_the_worker_with_a_sentence(ch
     program, stop = Program(tmp_path, "sys.exit(3)"), asyncio.Event()
     with pytest.raises(ConfigError, match="vLLM ended with 3 before it served"):
         async with own_server.own_server(config_of(checkpoint), str(program.path), stop):
-            await asyncio.wait_for(stop.wait(), 20.0)
+            await asyncio.wait_for(stop.wait(), 45.0)
     assert len(program.pids) == 1
 
 
@@ -270,6 +269,7 @@ def environment_of_vllm(folder: Path, given: dict[str, str], *words: str) -> dic
     return found
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("own", [{}, {"OMP_WAIT_POLICY": "ACTIVE", "OPENBLAS_NUM_THREADS": "7"}])
 def test_its_environment_is_the_one_that_the_worker_was_given(tmp_path: Path, own: dict[str, str]) -> None:
     given = {**os.environ, **own}
@@ -283,6 +283,7 @@ def test_its_environment_is_the_one_that_the_worker_was_given(tmp_path: Path, ow
     assert found == given
 
 
+@pytest.mark.timeout(240)
 def test_it_sees_the_gpus_of_its_ranks_in_the_workers_own_list(tmp_path: Path) -> None:
     given = {**os.environ, "CUDA_VISIBLE_DEVICES": "4,5,GPU-6,7"}
     assert environment_of_vllm(tmp_path, given, "cuda:2", "2")["CUDA_VISIBLE_DEVICES"] == "GPU-6,7"
@@ -309,8 +310,7 @@ def own_gpus(folder: Path, **flags: object) -> FakeGpus:
 async def test_others_start_on_its_gpus_once_it_listens(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     program = Program(tmp_path, f"while not os.path.exists({str(gate)!r}): time.sleep(0.01)\n{LISTENS}")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     gpus = own_gpus(tmp_path)
     server = OwnServer([str(program.path), "--port", str(port)], port, gpus)
     running = asyncio.create_task(server.run(asyncio.Event()))

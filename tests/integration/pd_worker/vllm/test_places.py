@@ -24,7 +24,7 @@ async def fill(served: Served, server: ScriptedServer, places: int, *, first: in
         answer = await client.until(f"r{index}", tokens=1)
         assert not answer.lost and answer.finished is None and len(answer.token_ids) == 1
     # A call that takes no place has been there and back since.
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(45):
         await served.worker.engine._client.probe(10.0)
     return sum(run.streaming for run in served.worker.engine._runs.values())
 

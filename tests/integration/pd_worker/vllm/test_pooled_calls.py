@@ -152,7 +152,7 @@ async def test_a_cancelled_request_ends_in_vllm(server, pooling):
     await submit(pooling, "r1")
     await server.called(1)
     await pooling.client.stub.Cancel(pd_pb2.CancelRequest(proxy_id="proxy", request_ids=["r1"]))
-    await asyncio.wait_for(server.calls[0].gone.wait(), 20)
+    await asyncio.wait_for(server.calls[0].gone.wait(), 45)
     await pooling.settled()
 
 

@@ -13,13 +13,13 @@ import grpc
 import pytest
 from grpc import aio
 
+from support.channels import connected_channel
 from support.fakes.fake_encoder import FakeEncoder, fake_plan
 from support.fakes.fake_workers import TOKEN
 from support.processes.cluster import PATIENCE
 from support.waiting import until, within
 from triptych.base.config import ProxyConfig
 from triptych.base.metrics import ProxyMetrics
-from triptych.base.rpc.channels import make_channel
 from triptych.protos import encoder_pb2
 from triptych.proxy.encoders import encoder_client
 from triptych.proxy.encoders.encoder_client import EncodeStream
@@ -54,7 +54,7 @@ class Breaking(FakeEncoder):
 async def _channel_to(encoder: FakeEncoder) -> AsyncIterator[aio.Channel]:
     await encoder.start()
     try:
-        async with make_channel(encoder.address, TOKEN) as channel:
+        async with connected_channel(encoder.address, TOKEN) as channel:
             yield channel
     finally:
         await encoder.kill()

@@ -14,9 +14,9 @@ from grpc_reflection.v1alpha import reflection_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 
+from support.channels import connected_channel
 from support.fakes.fake_workers import whole_text
 from support.fakes.proxy_fakes import FakeCluster
-from triptych.base.rpc.channels import make_channel
 from triptych.proxy.auth.keys import KeyLimits, KeyRing
 from triptych.proxy.grpc import admission
 from triptych.store.embedding_store import EmbeddingStore
@@ -65,7 +65,7 @@ async def test_the_services_of_workers_are_not_described(store: EmbeddingStore) 
         ServerReflectionRequest(all_extension_numbers_of_type="triptych.v1.ChatRequest"),
         ServerReflectionRequest(),
     ]
-    async with FakeCluster(store) as cluster, make_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
+    async with FakeCluster(store) as cluster, connected_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
         replies = await reflected(channel, *asked)
     codes = [reply.error_response.error_code for reply in replies]
     assert codes == [5, 5, 5, 0, 3]  # NOT_FOUND thrice, none, INVALID_ARGUMENT
@@ -77,7 +77,7 @@ async def test_reflection_asks_for_a_key_and_is_no_request_of_it(store, tmp_path
     keys = KeyRing("", str(path), KeyLimits())
     async with (
         FakeCluster(store, keys=keys) as cluster,
-        make_channel(f"127.0.0.1:{cluster.grpc_port}") as channel,
+        connected_channel(f"127.0.0.1:{cluster.grpc_port}") as channel,
     ):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await reflected(channel, LIST)
@@ -90,7 +90,7 @@ async def test_reflection_asks_for_a_key_and_is_no_request_of_it(store, tmp_path
 async def test_a_reflection_call_is_counted_and_holds_nothing_once_its_client_is_silent(store):
     async with (
         FakeCluster(store, quotas={"grpc-calls": {"capacity": 1}}) as cluster,
-        make_channel(f"127.0.0.1:{cluster.grpc_port}") as channel,
+        connected_channel(f"127.0.0.1:{cluster.grpc_port}") as channel,
     ):
         stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
         open_call = stub.ServerReflectionInfo(timeout=20.0)
@@ -106,7 +106,7 @@ async def test_a_reflection_call_is_counted_and_holds_nothing_once_its_client_is
 
 async def test_a_long_reflection_message_is_refused(store: EmbeddingStore) -> None:
     long = ServerReflectionRequest(file_by_filename="x" * admission.REFLECTION_MAX_BYTES)
-    async with FakeCluster(store) as cluster, make_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
+    async with FakeCluster(store) as cluster, connected_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await reflected(channel, LIST, long)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

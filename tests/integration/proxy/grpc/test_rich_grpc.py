@@ -15,12 +15,12 @@ from click.testing import CliRunner
 from grpc import aio
 
 import triptych
+from support.channels import connected_channel
 from support.fakes.fake_workers import END_TOKEN, FIRST_TIME, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.hostile.malformed import tool
 from triptych.apps.cli.app import app
 from triptych.base.errors import InvalidRequest
-from triptych.base.rpc.channels import make_channel
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -31,7 +31,7 @@ Sampling = common_pb2.SamplingParams
 
 async def chat(cluster: FakeCluster, **fields: Any) -> list[proxy_pb2.ChatEvent]:
     request = proxy_pb2.ChatRequest(**{"messages": [HELLO], "sampling": Sampling(max_tokens=8), **fields})
-    async with make_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
+    async with connected_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
         stub: Any = proxy_pb2_grpc.ProxyServiceStub(channel)
         return [event async for event in stub.Chat(request, timeout=20.0)]
 

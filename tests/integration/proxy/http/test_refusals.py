@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
+from support.channels import connected_channel
 from support.fakes.proxy_fakes import FakeCluster
-from triptych.base.rpc.channels import make_channel
 from triptych.protos import proxy_pb2, proxy_pb2_grpc
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -55,7 +55,7 @@ async def test_every_refusal_is_counted_by_status_and_route(cluster: FakeCluster
 
 
 async def test_a_refused_call_of_grpc_is_counted_by_its_method(store: EmbeddingStore) -> None:
-    async with FakeCluster(store) as cluster, make_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
+    async with FakeCluster(store) as cluster, connected_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
         stub = proxy_pb2_grpc.ProxyServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError):
             async for _ in stub.Chat(proxy_pb2.ChatRequest(model="renamed")):

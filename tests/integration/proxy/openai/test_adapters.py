@@ -134,6 +134,7 @@ async def test_a_key_has_a_right_to_the_models_and_adapters_that_its_line_names(
         body, header = b'{"model": "sql", "prompt": "x"}', {"Authorization": f"Bearer {BOB}"}
         assert (await raw_post(cluster.port, body, header, path="/tokenize"))[0] == 404
         channel = make_channel(f"127.0.0.1:{cluster.grpc_port}")
+        await channel.channel_ready()
         stub = proxy_pb2_grpc.ProxyServiceStub(channel)
         key = [("authorization", f"Bearer {BOB}")]
         say = proxy_pb2.ChatMessage(role="user", parts=[proxy_pb2.ChatPart(text="x")])

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from support.channels import connected_channel
 from support.fakes.fake_workers import MODEL
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
-from triptych.base.rpc.channels import make_channel
 from triptych.protos import pd_pb2, proxy_pb2, proxy_pb2_grpc
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -130,7 +130,7 @@ async def test_the_responses_api_has_an_item_of_its_own_for_it(cluster: FakeClus
 
 async def test_grpc_has_it_apart_from_the_text(cluster: FakeCluster) -> None:
     message = proxy_pb2.ChatMessage(role="user", parts=[proxy_pb2.ChatPart(text="hello")])
-    async with make_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
+    async with connected_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
         stub: Any = proxy_pb2_grpc.ProxyServiceStub(channel)
         events = [event async for event in stub.Chat(proxy_pb2.ChatRequest(messages=[message]), timeout=20.0)]
     assert "".join(event.reasoning for event in events) == "I see."

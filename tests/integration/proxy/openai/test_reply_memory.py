@@ -83,12 +83,16 @@ async def test_unread_streams_are_held_back_at_the_pd_worker_and_go_on_when_they
     ):
         pd, replies = cluster.pd_workers[0], cluster.quotas["replies"]
         pd.pace, pd.script = 0.01, [f"{index:06}" + "y" * (16 * KIB) for index in range(40)]
+        # None has ended when the worker hears that it is to pause.
+        pd.pause_at = 30
         clients = [stack.enter_context(client()) for _ in range(4)]
         for connection in clients:
             await send(connection, cluster.port, post(RICH | {"max_tokens": 40, "n": 4}, SILENT))
         await until(lambda: len(set(pd.paused)) == 16, "all choices are paused")
         assert replies.used <= MIB
         assert all(len(pd.requests[name].events) < 40 for name in pd.paused)
+        pd.pause_at = None
+        pd.gate.set()
         assert await ask_other(cluster) == 200
         for connection in clients:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, MIB)
@@ -100,7 +104,7 @@ async def test_unread_streams_are_held_back_at_the_pd_worker_and_go_on_when_they
 
 
 async def test_a_reply_in_one_piece_above_the_memory_ends_and_leaves_the_others_theirs(store):
-    async with FakeCluster(store, keys=keys(), reply_memory=2 * MIB) as cluster:
+    async with FakeCluster(store, keys=keys(), reply_memory=2 * MIB, request_timeout=50.0) as cluster:
         body = json.dumps(
             {"model": MODEL, "messages": user("x"), "max_tokens": 1000, "n": 4} | RICH | {"stream": False}
         ).encode()
@@ -131,7 +135,7 @@ async def test_a_call_counts_until_its_client_has_the_reply_or_has_gone(store: E
 
 
 async def test_a_reader_above_the_least_rate_is_not_cut_and_one_that_reads_nothing_is(store):
-    limits = ConnectionLimits(window_seconds=0.4, min_bytes=16 * KIB, sweep_seconds=0.05)
+    limits = ConnectionLimits(window_seconds=2.0, min_bytes=16 * KIB, sweep_seconds=0.05)
     async with FakeCluster(store, connections=limits) as cluster:
         pd = cluster.pd_workers[0]
         pd.script = ["x" * (64 * KIB)] * 20
@@ -164,7 +168,7 @@ async def test_a_worker_that_cannot_pause_has_its_unread_request_ended(cluster: 
 async def test_a_paused_request_whose_worker_dies_goes_on_elsewhere_and_pauses_there(store):
     async with FakeCluster(store, pd_workers=2) as cluster:
         for worker in cluster.pd_workers:
-            worker.pace = 0.005
+            worker.pace, worker.pause_at = 0.005, 70
             worker.script = [f"{index:06}" + "y" * (64 * KIB) for index in range(100)]
         with client() as silent:
             await send(silent, cluster.port, post(RICH | {"max_tokens": 100, "n": 2}))
@@ -173,6 +177,8 @@ async def test_a_paused_request_whose_worker_dies_goes_on_elsewhere_and_pauses_t
             other = next(worker for worker in cluster.pd_workers if worker is not first)
             await first.kill()
             await until(lambda: len(set(other.paused)) == 2, "it is paused at the other one")
+            other.pause_at = None
+            other.gate.set()
             silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, MIB)
             data = await read_until(silent, LAST)
         assert texts_of(data) == dict.fromkeys(range(2), "".join(first.script or []))

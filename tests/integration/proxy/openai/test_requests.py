@@ -111,6 +111,7 @@ async def test_a_client_that_leaves_cancels_its_encoder_job(cluster: FakeCluster
 
 async def test_grpc_gives_the_same_answer(cluster: FakeCluster) -> None:
     channel = make_channel(f"127.0.0.1:{cluster.grpc_port}")
+    await channel.channel_ready()
     stub = proxy_pb2_grpc.ProxyServiceStub(channel)
     parts = [proxy_pb2.ChatPart(image=picture("p")), proxy_pb2.ChatPart(text="what?")]
     request = proxy_pb2.ChatRequest(

@@ -20,8 +20,10 @@ from triptych.store.embedding_store import EmbeddingStore
 
 TEXT = user("count")
 TOKENS = 40
-#: Seconds between two tokens: an answer is long enough to be handed over in its middle.
+#: Seconds between two tokens.
 PACE = 0.01
+#: A prefill worker waits at this token: it never ends an answer before the decode worker takes it over.
+WAITS_AT = TOKENS // 2
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +39,7 @@ async def roles(store: EmbeddingStore) -> AsyncIterator[FakeCluster]:
     cluster.pd_workers[0].role, cluster.pd_workers[1].role = "prefill", "decode"
     for worker in cluster.pd_workers:
         worker.pace = PACE
+    cluster.pd_workers[0].pause_at = WAITS_AT
     async with cluster:
         yield cluster
         await cluster.at_rest()
@@ -46,6 +49,12 @@ async def roles(store: EmbeddingStore) -> AsyncIterator[FakeCluster]:
 def both(cluster: FakeCluster) -> tuple[FakePD, FakePD]:
     prefill, decode = cluster.pd_workers
     return prefill, decode
+
+
+def go_on(worker: FakePD, until_token: int | None = None) -> None:
+    """It does not wait any more, or at a later token."""
+    worker.pause_at = until_token
+    worker.gate.set()
 
 
 def hand_overs(cluster: FakeCluster) -> dict[str, float]:
@@ -94,10 +103,9 @@ async def test_of_a_frame_that_is_half_known_the_new_log_probabilities_are_passe
     decode.admission.clear()
     asked = asyncio.create_task(roles.ask(TEXT, max_tokens=TOKENS, logprobs=True, top_logprobs=1))
     await until(lambda: bool(decode.submits), "the hand-over")
-    prefill.pause_at = 4
-    prefill.gate.set()
-    await until(lambda: roles.received == 4, "tokens beyond it")
     taken = decode.submits[-1]
+    go_on(prefill, 4)
+    await until(lambda: roles.received == 4, "tokens beyond it")
     start = len(taken.resume.output_token_ids)
     assert start == 1
     positions = range(start, 6)
@@ -117,10 +125,12 @@ async def test_of_a_frame_that_is_half_known_the_new_log_probabilities_are_passe
 
 async def test_the_prefill_worker_goes_on_until_the_decode_worker_has_tokens(roles: FakeCluster):
     prefill, decode = both(roles)
+    prefill.pause_at = 4
     decode.admission.clear()
     asked = ask(roles)
     await until(lambda: bool(decode.submits), "the hand-over")
     before = roles.received
+    go_on(prefill, WAITS_AT)
     await until(lambda: roles.received > before + 10, "tokens meanwhile")
     assert not prefill.cancels
     decode.admission.set()
@@ -167,6 +177,7 @@ async def test_a_decode_worker_that_dies_before_it_begins_takes_nothing_with_it(
     asked = ask(roles)
     await until(lambda: bool(decode.submits), "the hand-over")
     await decode.kill()
+    go_on(prefill)
     assert await asked == whole_text(TOKENS)
     assert not prefill.cancels
     assert resumes(roles) == 0
@@ -174,9 +185,10 @@ async def test_a_decode_worker_that_dies_before_it_begins_takes_nothing_with_it(
 
 async def test_a_decode_worker_that_dies_in_the_stream_is_followed_by_the_prefill_worker(roles: FakeCluster):
     prefill, decode = both(roles)
-    decode.pause_at = TOKENS // 2
+    prefill.pause_at, decode.pause_at = TOKENS // 4, TOKENS // 2
     asked = ask(roles)
     await until(lambda: roles.received == TOKENS // 2, "half of the answer")
+    go_on(prefill)
     await decode.kill()
     assert await asked == whole_text(TOKENS)
     assert len(prefill.submits) == 2
@@ -197,6 +209,7 @@ async def test_a_decode_worker_without_room_is_asked_again_meanwhile_nothing_sto
 async def test_what_a_decode_worker_refuses_for_good_stays_where_it_is(roles: FakeCluster):
     prefill, decode = both(roles)
     decode.refusals = [Error(code="invalid_request_error", message="no", param="resume")]
+    prefill.pause_at = None
     assert await ask(roles) == whole_text(TOKENS)
     assert (len(prefill.submits), len(decode.submits)) == (1, 1)
     assert hand_overs(roles) == {"kept": 1}
@@ -233,6 +246,7 @@ async def test_an_older_worker_without_a_role_takes_requests_over_too(store: Emb
     cluster = FakeCluster(store, pd_workers=2)
     prefill, older = cluster.pd_workers
     prefill.role, prefill.pace, older.pace = "prefill", PACE, PACE
+    prefill.pause_at = WAITS_AT
     async with cluster:
         asked = [cluster.stream(user(f"count {number}"), max_tokens=TOKENS) for number in range(8)]
         assert await asyncio.gather(*asked) == [whole_text(TOKENS)] * 8
@@ -306,6 +320,7 @@ async def test_what_a_decode_worker_that_died_may_have_read_is_computed_by_the_n
     cluster = FakeCluster(store, pd_workers=3)
     prefill, *decoders = cluster.pd_workers
     prefill.role, prefill.kv = "prefill", KVHandOff(params=b"where", seconds=20.0)
+    prefill.pause_at = WAITS_AT
     for worker in cluster.pd_workers:
         worker.pace = PACE
     for worker in decoders:
@@ -339,6 +354,7 @@ async def test_nothing_is_to_be_kept_while_no_other_worker_has_room(roles: FakeC
     link = roles.dispatcher._router._links[decode.address]
     decode.beat(1, load=PDLoad(kv_usage=1.0))
     await until(lambda: link.load(time.monotonic()) is not None, "the load")
+    prefill.pause_at = None
     assert await ask(roles) == whole_text(TOKENS)
     assert not prefill.submits[0].may_hand_over
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 import uuid
 from collections.abc import AsyncIterator
 from typing import Any, cast
@@ -13,11 +12,11 @@ import pytest
 
 from support.data.traffic import WORDS
 from support.engine.pd_serving import ServedPD, tiny_model
-from support.engine.sharing import LOADED
+from support.engine.sharing import LOADED, wait_for_blocks
+from support.engine.slow_steps import slow_steps
 from support.fakes.fake_workers import MODEL
 from support.fakes.proxy_fakes import FakeCluster, raw_post
 from support.waiting import until
-from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.native import LoadedModel
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -25,12 +24,13 @@ from triptych.store.embedding_store import EmbeddingStore
 THRESHOLD = 90
 PROMPT = " ".join(WORDS * 5)[:320]
 TOKENS = 250
-#: A step of the prefill worker takes at least this: it is never done before the decode worker takes over.
-STEP_SECONDS = 0.02
+#: Tokens to draw from. A chunk and a decode add up in another order: among hundreds of likely tokens, a draw
+#: would fall between two of them now and then.
+FEW = 4
 FEATURES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
-    "seeded": {"temperature": 1.0, "seed": 54, "top_p": 0.9},
-    "several choices": {"temperature": 0.8, "seed": 7, "n": 3},
+    "seeded": {"temperature": 1.0, "seed": 54, "top_p": 0.9, "top_k": FEW},
+    "several choices": {"temperature": 0.8, "seed": 7, "n": 3, "top_k": FEW},
     "log-probabilities": {"temperature": 0, "logprobs": 2},
     "penalties": {"temperature": 0, "presence_penalty": 1.5, "frequency_penalty": 0.5},
     "a form": {"temperature": 0, "guided_regex": "[a-e]{150,240}"},
@@ -57,27 +57,18 @@ def models() -> list[LoadedModel]:
 
 @pytest.fixture
 async def cluster(
-    store: EmbeddingStore, store_url: str, models: list[LoadedModel]
+    store: EmbeddingStore, store_url: str, models: list[LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[FakeCluster]:
-    cluster = FakeCluster(store, pd_workers=0, prefill_threshold=THRESHOLD)
+    wait_for_blocks(monkeypatch)
+    cluster = FakeCluster(store, pd_workers=0, prefill_threshold=THRESHOLD, request_timeout=50.0)
     workers = [ServedPD(*each) for each in zip(models, [store_url] * 2, ("prefill", "decode"), strict=True)]
     cluster.pd_workers = cast("list[Any]", workers)
     async with cluster:
-        slow_down(workers[0])
+        assert workers[0].worker is not None
+        # It is never done before the decode worker takes over.
+        slow_steps(workers[0].worker.engine)
         yield cluster
         await cluster.at_rest()
-
-
-def slow_down(served: ServedPD) -> None:
-    assert served.worker is not None
-    runner = served.worker.engine.runner
-    execute = runner.execute
-
-    def slowly(scheduled: SchedulerOutput) -> ModelRunnerOutput:
-        time.sleep(STEP_SECONDS)
-        return execute(scheduled)
-
-    runner.execute = slowly  # type: ignore[method-assign]
 
 
 async def post(cluster: FakeCluster, path: str, **body: Any) -> dict[str, Any]:
@@ -149,7 +140,7 @@ async def test_a_stop_string_ends_the_answer_where_one_worker_ends_it(cluster: F
 async def test_a_worker_that_dies_while_others_requests_change_hands_changes_no_answer(
     cluster: FakeCluster, dies: int
 ) -> None:
-    body = {"max_tokens": TOKENS, "temperature": 1.0, "seed": 3, "return_token_ids": True}
+    body = {"max_tokens": TOKENS, "temperature": 1.0, "seed": 3, "top_k": FEW, "return_token_ids": True}
     prompts = [f"{number} {PROMPT}"[:320] for number in range(8)]
     ids = [(await post(cluster, "/tokenize", prompt=prompt))["tokens"] for prompt in prompts]
     whole = [await post(cluster, "/v1/completions", prompt=prompt, **body) for prompt in prompts]

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from openai import APIStatusError
 
+from support.channels import connected_channel
 from support.fakes.fake_workers import key_of, picture, user
 from support.fakes.proxy_fakes import FakeCluster
 from support.hostile.two_tenants import A, B, chat_body, two_tenants
 from support.waiting import until, within
-from triptych.base.rpc.channels import make_channel
 from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
 from triptych.proxy.pd import link as link_module
 from triptych.proxy.pd.window import ALONE
@@ -55,16 +55,16 @@ async def test_a_key_has_its_requests_served_by_priority_and_takes_no_turn_of_an
 
 async def test_a_picture_of_lower_priority_is_encoded_before_earlier_ones(store: EmbeddingStore) -> None:
     async with FakeCluster(store) as cluster:
-        [encoder], [worker] = cluster.encoders, cluster.pd_workers
+        [encoder] = cluster.encoders
         encoder.tower.clear()
         asked = []
         for number in range(4):  # the first two take the encoder's tower credit
             messages = user("?", picture(f"first {number}"))
             asked.append(asyncio.create_task(cluster.ask(messages, extra_body={"priority": 1})))
-            await until(lambda: len(worker.submits) == len(asked), "a PD worker's room")
+            await until(lambda: cluster.admitted == len(asked), "a PD worker's room")
         await until(lambda: encoder.runs == 2, "the tower is full")
         lower = asyncio.create_task(cluster.ask(user("?", picture("lower"))))
-        await until(lambda: len(worker.submits) == 5, "a PD worker's room for the last")
+        await until(lambda: cluster.admitted == 5, "a PD worker's room for the last")
         asked.pop(0).cancel()  # its place in the tower is free
         await until(lambda: encoder.runs == 3, "the next run")
         assert encoder.run_items[2] == key_of(picture("lower"))
@@ -93,7 +93,7 @@ async def test_every_kind_of_call_has_one(cluster: FakeCluster) -> None:
     [worker] = cluster.pd_workers
     part = proxy_pb2.ChatPart(text="x")
     message = proxy_pb2.ChatMessage(role="user", parts=[part])
-    async with make_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
+    async with connected_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
         stub: Any = proxy_pb2_grpc.ProxyServiceStub(channel)
         chat = proxy_pb2.ChatRequest(messages=[message], sampling=Sampling, priority=-(2**31))
         async for _ in stub.Chat(chat, timeout=20.0):

@@ -49,7 +49,7 @@ async def joins(cluster: FakeCluster) -> FakeEncoder:
 
 
 async def decided(board: ScalingBoard, workers: int) -> ScalingDecision:
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(45):
         while True:
             decision = await board.decision("encoder")
             if decision is not None and decision.workers == workers:
