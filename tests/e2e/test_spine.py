@@ -74,8 +74,15 @@ class Record:
     calls: list[tuple[int, int, str, str, str]]
 
     def files(self, package: str) -> set[str]:
-        """All files of the package that ran code for a request."""
-        return {file for _, _, _, file, _ in self.calls if file.startswith(package + "/")}
+        """All files of the package that ran code for every request.
+
+        What comes by now and then, like the look after a pool, meets one on a busy machine, rarely all.
+        """
+        ran = {number: set[str]() for number in REQUESTS}
+        for number, _, _, file, _ in self.calls:
+            if file.startswith(package + "/"):
+                ran[number].add(file)
+        return set.intersection(*ran.values())
 
     def background(self, package: str) -> set[str]:
         """Those of them that run code without requests, too."""
@@ -113,10 +120,8 @@ WATCHING = ("proxy/live/", "proxy/requests/recorder.py")
 MAX_CARRIERS = 96
 #: Files that run code for it, leaves and what also runs in idle times included. They were 132 while several
 #: ideas were glued into a file; those are split by what they say (a window, a load report, a stall watch, a
-#: turn), and three are the adapter's, which reads prompts by the class's own code. Since then forms of
-#: outputs, tools' formats, steps' metrics and 8-bit rows have files of their own: 190 of one run, and 193 of
-#: another on a machine so busy that more was under way at once.
-MAX_FILES = 195
+#: turn), and three are the adapter's, which reads prompts by the class's own code.
+MAX_FILES = 190
 
 
 @dataclass(frozen=True)

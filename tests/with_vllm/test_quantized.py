@@ -47,10 +47,10 @@ class Kind:
 
 KINDS = {
     "ct-int8-w8a8": Kind(
-        compressed("int-quantized", num_bits=8, type="int", strategy="channel"), "float32", 0.25, True
+        compressed("int-quantized", num_bits=8, type="int", strategy="channel"), "float32", 0.4, True
     ),
     "ct-fp8-w8a8": Kind(
-        compressed("float-quantized", num_bits=8, type="float", strategy="channel"), "float32", 0.25, True
+        compressed("float-quantized", num_bits=8, type="float", strategy="channel"), "float32", 0.6, True
     ),
     "ct-int4-w4a16": Kind(
         compressed(
@@ -163,7 +163,8 @@ def assert_near(kind: Kind, references: Sequence[OracleResult], answers: Sequenc
     margins = [margin for reference in references for margin in reference.margins]
     print(f"parted: {parted}, of margins {median(margins):.2f} in the middle")
     assert all(margin < kind.apart and second for _, _, margin, second in parted), parted
-    assert len(parted) <= len(references) // 4
+    # Wrong rows or positions would part nearly all of those with pictures.
+    assert len(parted) <= len(references) // 3
     assert len({tuple(reference.token_ids) for reference in references}) > len(references) // 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator, Iterator
@@ -11,7 +12,7 @@ import pytest
 
 from support.data.items import NAMESPACE, fresh_buffer, make_body, make_plan
 from support.stores.server import StoreServer, eventually
-from support.waiting import until
+from support.waiting import until, within
 from triptych.base.types import ItemPlan
 from triptych.store import codec, keys, shares
 from triptych.store.bulk import Loaded
@@ -28,12 +29,19 @@ NBYTES = ROWS * WIDTH * 4
 async def small(store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EmbeddingStore]:
     """A store of 16 MiB, where values are old at once: a scan by itself might come while one is saved."""
     monkeypatch.setattr(shares, "_SCAN_SECONDS", math.inf)
+    await within("the server to free what it had before", _freed(store))
     _, before = await store.control.execute("CONFIG", "GET", "maxmemory")
     await store.control.execute("CONFIG", "SET", "maxmemory", MEMORY)
     store.shares = StoreShares(store.topology, store.control, young=0.0)
     yield store
     # Other tests have the same server.
     await store.control.execute("CONFIG", "SET", "maxmemory", before)
+
+
+async def _freed(store: EmbeddingStore) -> None:
+    """A server frees large values in a thread of its own."""
+    while (await store.memory()).used_bytes > MEMORY // 4:
+        await asyncio.sleep(0.01)
 
 
 def plans_of(name: str, count: int) -> list[ItemPlan]:

@@ -84,10 +84,17 @@ class Relay:
     async def _stop(self) -> None:
         assert self._server is not None
         self._server.close()
-        tasks = [link.task for link in self._links]
+        links = [link.task for link in self._links]
         for link in list(self._links):
             link.cut()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*links, return_exceptions=True)
+        # Connections that are still being accepted, as in a handshake: nobody else has work on this loop.
+        accepting = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in accepting:
+            task.cancel()
+        await asyncio.gather(*accepting, return_exceptions=True)
+        # What they have closed is closed with the next turns.
+        await asyncio.sleep(0.01)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
