@@ -22,6 +22,9 @@ from triptych.pd_worker.kv_sharing import cost_rule
 BLOCK_SIZE = 4
 #: Steps of an engine that is held: to the offer, and to the hand-over. An answer has more.
 FEW_STEPS, MORE_STEPS = 6, 30
+#: Tokens to draw from. A chunk and a decode add up in another order: among hundreds of likely tokens, a draw
+#: would fall between two of them now and then.
+FEW = 4
 LOADED = "triptych_pd_shared_kv_loaded_tokens_total"
 SAVED = "triptych_pd_shared_kv_saved_tokens_total"
 LOADED_BYTES = "triptych_pd_shared_kv_loaded_bytes_total"

@@ -12,7 +12,7 @@ import pytest
 
 from support.data.traffic import WORDS
 from support.engine.pd_serving import ServedPD, tiny_model
-from support.engine.sharing import LOADED, wait_for_blocks
+from support.engine.sharing import FEW, LOADED, wait_for_blocks
 from support.engine.slow_steps import slow_steps
 from support.fakes.fake_workers import MODEL
 from support.fakes.proxy_fakes import FakeCluster, raw_post
@@ -24,9 +24,6 @@ from triptych.store.embedding_store import EmbeddingStore
 THRESHOLD = 90
 PROMPT = " ".join(WORDS * 5)[:320]
 TOKENS = 250
-#: Tokens to draw from. A chunk and a decode add up in another order: among hundreds of likely tokens, a draw
-#: would fall between two of them now and then.
-FEW = 4
 FEATURES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "seeded": {"temperature": 1.0, "seed": 54, "top_p": 0.9, "top_k": FEW},

@@ -12,7 +12,7 @@ import pytest
 
 from support.data.reasoning import reasoning_checkpoint
 from support.engine.pd_serving import ServedPD, model_at
-from support.engine.sharing import LOADED, hold
+from support.engine.sharing import FEW, LOADED, hold
 from support.fakes.fake_workers import MODEL, user
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
@@ -75,7 +75,7 @@ async def chat(cluster: FakeCluster, threshold: int, budget: int, **asked: Any) 
     """What a client puts together of the deltas of a stream."""
     cluster.dispatcher._router._choice._threshold = threshold
     # Of another salt each: none finds what another one has computed.
-    body = {"thinking_token_budget": budget, "cache_salt": uuid.uuid4().hex}
+    body = {"thinking_token_budget": budget, "cache_salt": uuid.uuid4().hex, "top_k": FEW}
     chunks = await cluster.client.chat.completions.create(
         model=MODEL,
         messages=CHAT,
