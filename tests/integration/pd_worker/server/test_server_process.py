@@ -53,7 +53,7 @@ async def test_a_worker_registers_serves_drains_and_withdraws(store: EmbeddingSt
             if "ready: pd" in log[-1]:
                 break
         # A decoder of this width.
-        assert any("steps of less than 64 rows take one thread" in line for line in log)
+        assert any("steps of less than 256 rows take one thread" in line for line in log)
         registry = Registry(store)
         [info] = await within("its registration", registered(registry))
         assert info.pool == "pd"
