@@ -97,7 +97,7 @@ def quota_specs(config: ProxyConfig, files: int = 1024) -> tuple[QuotaSpec, ...]
             wait_seconds=60.0),
         QuotaSpec("requests", config.max_queue, "answers",
             "places for requests in flight", "--max-queue",
-            f"{again}, of a body above 1 MiB before it is read; each answer of `n` counts",
+            f"{again}, of a body above 1 MiB before it is parsed; each answer of `n` counts",
             largest=min(config.max_choices, config.max_queue)),
         QuotaSpec("replies", config.reply_memory, "bytes",
             "memory for replies", "--reply-memory",
