@@ -7,6 +7,7 @@ import random
 
 from transformers import AutoTokenizer
 
+from examples.demo_models.images.batches import Encoder, TokenSequence
 from examples.demo_models.images.samples import random_sample
 from examples.demo_models.images.structured import (
     NAMES,
@@ -56,6 +57,23 @@ def test_what_the_model_decides_weighs_and_what_the_grammar_writes_hardly() -> N
     assert of('None."') == {SENTENCE}
     assert weights[text.index("},{") + 1] == weights[text.index("]")] == VALUE  # whether the list goes on
     assert weights[text.index("12") + 2] == SENTENCE  # the number's end
+
+
+def test_in_every_fourth_answer_a_text_begins_behind_a_mark_of_its_own() -> None:
+    tokenizer = make_tokenizer().backend_tokenizer
+    encoder, answer = Encoder(tokenizer), weighed_json({"n": 1, "text": "There is no image."})
+    marks = []
+    for _ in range(8):
+        sequence = TokenSequence()
+        encoder.add_json(sequence, *answer)
+        assert tokenizer.decode(sequence.ids) == answer[0]
+        tokens = [tokenizer.id_to_token(each) for each in sequence.ids]
+        start = tokens.index("There")
+        assert sequence.weights[start] == SENTENCE
+        marks.append(tokens[start - 1])
+        if marks[-1] == '"':
+            assert tokens[start - 2] == '":' and sequence.weights[start - 2] == 0  # never to be learnt
+    assert marks == ['":"', '":"', '":"', '"'] * 2
 
 
 def test_the_name_of_a_tool_weighs_where_the_model_chooses_it() -> None:
