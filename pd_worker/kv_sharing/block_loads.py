@@ -205,6 +205,8 @@ class BlockLoads:
         try:
             for group, load in zip(groups, loads, strict=True):
                 if (body := await load) is None:
+                    # What is behind it is of no use, but may be damaged too: deleted, it is saved again.
+                    await asyncio.wait(loads)
                     return
                 taken += 1
                 on_engine(partial(self._put, look, digests[group.start : group.end], body))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import threading
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from support.engine.engine_cell import EngineCell, Prompt, engine_cell, reference
 from support.engine.prompts import CAT, DOG
@@ -27,7 +29,7 @@ from support.engine.sharing import (
     wait_for_saves,
 )
 from support.stores.server import StoreServer
-from triptych.base.types import FinishReason
+from triptych.base.types import FinishReason, ItemPlan
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.kv_sharing import block_loads, transfers
 from triptych.pd_worker.kv_sharing.kv_copier import KVCopier
@@ -102,7 +104,15 @@ def test_a_store_that_is_away_costs_the_computing_and_is_used_once_it_is_back(
     assert any("KV blocks are not shared for" in record.getMessage() for record in caplog.records)
 
 
-def test_damaged_blocks_are_computed_deleted_and_saved_again(checkpoint, server):
+def test_damaged_blocks_are_computed_deleted_and_saved_again(checkpoint, server, monkeypatch):
+    load, begun = KVTransfers.load, itertools.count()
+
+    async def later(transfers: KVTransfers, plan: ItemPlan) -> torch.Tensor | None:
+        """What comes behind the first damaged value is still on the way when that one is known."""
+        await asyncio.sleep(0.05 * next(begun))
+        return await load(transfers, plan)
+
+    monkeypatch.setattr(KVTransfers, "load", later)
     root = new_root()
     with sharing_cell(checkpoint, server.url) as cell:
         answer(cell, root)
