@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -159,6 +160,7 @@ class ScriptedServer:
         self.host = "127.0.0.1"
         self._called = asyncio.Event()
         self._runner: web.AppRunner | None = None
+        self._listener: socket.socket
         self._port = 0
 
     @property
@@ -176,9 +178,9 @@ class ScriptedServer:
         app.router.add_get("/metrics", self._metrics)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.05)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self.host, self._port, reuse_address=True)
-        await site.start()
-        self._port = self._runner.addresses[0][1]
+        self._listener = socket.create_server((self.host, self._port))
+        await web.SockSite(self._runner, self._listener).start()
+        self._port = self._listener.getsockname()[1]
 
     async def stop(self) -> None:
         """Ends with all connections, as a killed process does."""
@@ -186,6 +188,10 @@ class ScriptedServer:
             for call in self.calls:
                 if call.request.transport is not None:
                     call.request.transport.abort()
+            # What was accepted last begins with the turns to come: a server that has closed would forget it.
+            asyncio.get_running_loop().remove_reader(self._listener)
+            for _ in range(3):
+                await asyncio.sleep(0)
             await self._runner.cleanup()
             self._runner = None
 
