@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
+from support.waiting import stop_accepting
 from triptych.base.source_tickets import SourceTickets
 
 #: Writes the answer of one call.
@@ -188,10 +189,7 @@ class ScriptedServer:
             for call in self.calls:
                 if call.request.transport is not None:
                     call.request.transport.abort()
-            # What was accepted last begins with the turns to come: a server that has closed would forget it.
-            asyncio.get_running_loop().remove_reader(self._listener)
-            for _ in range(3):
-                await asyncio.sleep(0)
+            await stop_accepting([self._listener])
             await self._runner.cleanup()
             self._runner = None
 
