@@ -1,6 +1,6 @@
 """The engine's CPU time for a first and a second question about a picture, with states kept and without.
 
-    python tests/tools/second_question.py [--classes Qwen3_5 Lfm2Vl] [--tokens 2000] [--rounds 15] [--budget 512]
+    python tests/tools/second_question.py [--classes Qwen3_5 Lfm2Vl] [--tokens 2000] [--rounds 15]
 
 A picture stands in the middle of `tokens` tokens; the second question has another end. Tiny checkpoints with
 random weights: a step's fixed cost weighs more than with any real model.
@@ -20,9 +20,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from support.engine.engine_cell import EngineCell, engine_cell  # noqa: E402
-from support.zoo.engine import Served  # noqa: E402
-from support.zoo.models import RECIPES, Prompt, make_prompt  # noqa: E402
+from support.engine.engine_cell import EngineCell, engine_cell
+from support.zoo.engine import Served
+from support.zoo.models import RECIPES, Prompt, make_prompt
 
 KEPT, NOT_KEPT, SECOND = "first, states kept", "first, none kept", "second"
 _BOUNDARIES = "triptych.pd_worker.core.kv_cache.kv_cache_manager.boundaries_of"
