@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +11,12 @@ import pytest
 from support.chaos.rest import assert_at_rest
 from support.data.checkpoints import build_checkpoint
 from support.data.oracle import assert_exact
-from support.data.traffic import STREAM_TOKENS, ask_all, expected, mixed_cases
+from support.data.traffic import STREAM_TOKENS, Case, ask, ask_all, expected, mixed_cases
 from support.processes.cluster import Cluster, running_cluster
+from support.processes.families import assert_family_exact
+from support.zoo import cases as zoo
+from support.zoo.checkpoint import checkpoint as zoo_checkpoint
+from support.zoo.own_processor import TEXT, pictures, reference
 
 TOKENS = STREAM_TOKENS
 ROLES = ("--prefill-workers", "1", "--decode-workers", "1", "--prefill-threshold", "0", "--threads", "1")
@@ -34,12 +39,48 @@ async def test_36_requests_at_once_are_handed_over_and_get_the_tokens_of_generat
     cases = mixed_cases(36, seed=15, sizes=((160, 160), (128, 192)))
     answers = await ask_all(cluster.url, cases, TOKENS)
     assert_exact(expected(checkpoint, cases, TOKENS), [answer.token_ids for answer in answers])
+    assert_handed_over(cluster)
+    assert_found(cluster)
+    assert_at_rest(cluster)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "bart", "t5", "whisper", "trocr"])
+async def test_families_are_handed_over_and_answer_as_generate(family: str, tmp_path: Path) -> None:
+    path = build_checkpoint(family, tmp_path / family)
+    with running_cluster(path, tmp_path / "run", *ROLES) as cluster:
+        await assert_family_exact(cluster, family, path)
+        assert_handed_over(cluster)
+        assert_at_rest(cluster)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("family", ["Qwen3_5", "Gemma3", "Glm4v", "Qwen3VLMoe"])
+async def test_36_requests_of_other_classes_are_handed_over_and_answer_as_generate(
+    family: str, tmp_path: Path
+) -> None:
+    name = f"{family}ForConditionalGeneration"
+    counts, tokens = (1, 2) * 18, 64
+    wanted = {count: reference(name, pictures(count), tokens) for count in set(counts)}
+    words = (*ROLES, "--served-model-name", name, "--state-memory", "16MiB")
+    with running_cluster(zoo_checkpoint(name), tmp_path / "run", *words) as cluster:
+        chats = (Case((*range(count), TEXT), tuple(pictures(count))) for count in counts)
+        answers = await asyncio.gather(*(ask(cluster.url, chat, tokens, name) for chat in chats))
+        for count, answer in zip(counts, answers, strict=True):
+            zoo.assert_exact(wanted[count][1], answer.token_ids, f"{count} pictures")
+        assert_handed_over(cluster)
+        assert_found(cluster)
+        assert_at_rest(cluster)
+
+
+def assert_handed_over(cluster: Cluster) -> None:
     [proxy] = cluster.metrics("proxy")
     # A decode worker without room, or too late, leaves others where they are: how many, the machine decides.
     assert proxy["triptych_hand_overs_total"] > 0
     assert proxy.get("triptych_resumes_total", 0.0) == 0.0, "a hand-over is no loss"
-    assert_found(cluster)
-    assert_at_rest(cluster)
 
 
 def assert_found(cluster: Cluster) -> None:
