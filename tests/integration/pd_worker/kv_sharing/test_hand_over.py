@@ -130,9 +130,8 @@ async def test_an_encoder_decoder_model_goes_on_from_its_item_without_shared_blo
     inputs = EncDecCase(SOURCES[family], ()).inputs(model.path)
     made = EncDecCheckpoint(model.path, model.decoder).output(inputs)
     plan = replace(made.plan, namespace=model.identity.namespace)
-    await store.save(plan, made.rows.numpy().tobytes(), ttl=60)
+    await store.save(plan, made.data.numpy().tobytes(), ttl=60)
     sampling = {"max_tokens": 40, "ignore_eos": True, "temperature": 0.0}
-    expected = greedy(model.path, inputs, max_new_tokens=40)
     async with (
         serving(model, store_url, role="prefill", max_model_len=64) as (first, p),
         serving(model, store_url, role="decode", max_model_len=64) as (second, d),
@@ -143,9 +142,11 @@ async def test_an_encoder_decoder_model_goes_on_from_its_item_without_shared_blo
         assert (await p.submit(submit)).status == pd_pb2.SubmitReply.STATUS_QUEUED
         await p.has("r", "offer")
         whole = await p.until("r")
+        prompt = list(whole.admitted.prompt_token_ids)
+        expected = greedy(model.path, inputs, max_new_tokens=40, decoder_ids=prompt)
         assert whole.token_ids == expected.token_ids
         resume = pd_pb2.Resume(
-            prompt_token_ids=whole.admitted.prompt_token_ids,
+            prompt_token_ids=prompt,
             output_token_ids=whole.token_ids[:tokens],
             planned=True,
         )
