@@ -13,7 +13,7 @@ from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 
-class _Copies(OffloadingWorker):
+class _Copies(OffloadingWorker):  # type: ignore[misc]
     """Copies of whole blocks; a chunk is one block."""
 
     def __init__(self, kv_caches: Any, region: SharedOffloadRegion) -> None:
@@ -50,8 +50,10 @@ class _Copies(OffloadingWorker):
         self._region.cleanup()
 
 
-class CpuTieringSpec(TieringOffloadingSpec):
+class CpuTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]
     """The specification of tiers, with these copies."""
+
+    _worker: OffloadingWorker | None
 
     def get_worker(self, kv_caches: Any) -> OffloadingWorker:
         if not self._worker:

@@ -32,7 +32,8 @@ def _advise(address: int, count: int, page: int, advice: int) -> bool:
     if sys.platform != "linux" or count < 1:
         return False
     first, last = address // page * page, -(-(address + count) // page) * page
-    return ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), advice) == 0
+    code = ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), advice)
+    return int(code) == 0
 
 
 def why_no_huge_pages(setting: Path = _SETTING) -> str:

@@ -22,7 +22,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, ScheduleEndContext, Secon
 from triptych.integrations.vllm.kv_chunks import KVChunks, Piece, parse_tier
 
 
-class _LookUps(AsyncLookupManager):
+class _LookUps(AsyncLookupManager):  # type: ignore[misc]
     """vLLM's thread of look-ups, over the store."""
 
     def __init__(self, chunks: KVChunks, tier_type: str) -> None:
@@ -33,7 +33,7 @@ class _LookUps(AsyncLookupManager):
         return self._chunks.stored(keys)
 
 
-class TriptychKVTier(SecondaryTierManager):
+class TriptychKVTier(SecondaryTierManager):  # type: ignore[misc]
     """The tier of one scheduler; what cannot be saved or loaded is computed again."""
 
     def __init__(
@@ -90,7 +90,7 @@ class TriptychKVTier(SecondaryTierManager):
             self._changed.notify_all()
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
-        results = []
+        results: list[JobResult] = []
         while True:
             try:
                 result = self._ended.get_nowait()
