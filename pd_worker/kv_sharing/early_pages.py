@@ -45,6 +45,8 @@ class EarlyPages:
         # Held as long as the thread runs: the memory must not be given back under it.
         self._pools = pools
         self._available = available
+        #: Bytes that are taken so far.
+        self.taken = 0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="early pages", daemon=True)
 
@@ -64,10 +66,10 @@ class EarlyPages:
         self.wait()
 
     def _run(self) -> None:
-        begun, taken = time.monotonic(), 0
+        begun = time.monotonic()
         spare = self._available() // _SPARE_PART
         for address, nbytes in spans(self._pools):
             if self._closed.is_set() or self._available() < spare + nbytes or not populate(address, nbytes):
                 break
-            taken += nbytes
-        logger.info("took %s of KV cache early, in %.1f s", format_size(taken), time.monotonic() - begun)
+            self.taken += nbytes
+        logger.info("took %s of KV cache early, in %.1f s", format_size(self.taken), time.monotonic() - begun)
