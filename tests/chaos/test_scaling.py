@@ -146,6 +146,7 @@ def _running(cluster: Cluster) -> list[int]:
     return [int(page["vllm:num_requests_running"]) for page in pages]
 
 
+@pytest.mark.slow
 async def test_a_role_grows_with_its_own_work_and_shrinks_after_it(start, cases, reference):
     texts = [index for index, case in enumerate(cases) if not case.encoded][:4]
     crowd = [cases[index] for index in texts]
