@@ -50,7 +50,8 @@ BUDGETS: tuple[SharedBudget, ...] = (
     SharedBudget(
         "step tokens",
         "tokens of one step",
-        "512 on a CPU, 8,192 on a GPU; half of it for prompts while others decode",
+        "512 on a CPU, 8,192 on a GPU; half of it for prompts while others decode, a quarter beside other "
+        "tenants where more takes above 20 ms",
         "turns",
         "prompts are prefilled in chunks",
         flag="--max-num-batched-tokens",

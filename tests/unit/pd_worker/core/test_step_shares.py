@@ -159,7 +159,6 @@ def test_a_small_request_ends_without_a_step_of_the_crowd(make):
 def test_a_crowd_of_small_requests_starts_few_in_a_step_soon_after_another_tenant_was_here(make):
     engine = make(num_blocks=8192, block_size=4, budget=2048, max_num_seqs=64, max_model_len=8192)
     engine.add(of("b", "b", max_tokens=1))
-    engine.add(of("a", "a", max_tokens=1))
     while not engine.idle:
         engine.step(seconds=lasting)
     for number in range(200):
