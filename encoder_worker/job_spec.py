@@ -30,6 +30,7 @@ class JobSpec:
     direct: bool = False
     #: The digest of the tenant; empty where no keys are in use, and from older proxies.
     tenant: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,8 @@ class EncoderItem:
     re_encode: bool = False
     #: The digest of the key that waits for it; empty where no keys are in use.
     tenant: str = ""
+    #: Among that key's items: the lowest of the requests that wait for it.
+    priority: int = 0
     #: Its decode may take long, and has a process of its own.
     heavy: bool = False
     #: Whether the item has been looked up in the store, its first stage; None: not begun.
@@ -235,12 +237,12 @@ class EncoderScheduler(Generic[Item]):
 
     def next_preparation(self, now: float = 0.0) -> Item | None:
         """The item to preprocess now: re-encodes first, then of the tenant with the least seconds of
-        decoding; of one tenant's, those that may run first, then by arrival."""
+        decoding; of one tenant's, those that may run first, then by priority and arrival."""
         media = Stage.MEDIA  # one pass, which looks at many items for each decode
         #: By tenant and kind: None where there is no place, else what the tenant has had.
         served: dict[tuple[str, bool], float | None] = {}
         item: Item | None = None
-        first = (True, math.inf, True, 0)
+        first = (True, math.inf, True, math.inf)
         for each in self._items:
             if each.stage is not media or not each.looked_up:
                 continue
@@ -250,7 +252,9 @@ class EncoderScheduler(Generic[Item]):
                 served[kind] = self.places.seconds(each.tenant, now) if able else None
             if (seconds := served[kind]) is None:
                 continue
-            at = (not each.re_encode, seconds, each.permitted_at is None, each.permitted_at or 0)
+            # What may run has a place in the tower's queue, which others are not to wait for.
+            begins = each.priority if each.permitted_at is None else each.permitted_at
+            at = (not each.re_encode, seconds, each.permitted_at is None, begins)
             if item is None or at < first:
                 item, first = each, at
         if item is None:

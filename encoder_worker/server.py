@@ -70,6 +70,7 @@ def parse_job(job: encoder_pb2.EncodeJob, format: ItemFormat) -> JobSpec:
         re_encode=job.re_encode,
         direct=job.direct,
         tenant=job.tenant,
+        priority=job.priority,
     )
 
 

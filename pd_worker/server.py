@@ -287,6 +287,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
                 prepare,
                 partial(self._streams.holds, *name),
                 large=message.ByteSize() > LARGE_MESSAGE,
+                priority=message.priority,
             )
             if not self._streams.holds(*name):
                 raise Unavailable("the request was cancelled before it began")

@@ -29,8 +29,8 @@ class _Work:
 class TurnPool:
     """An executor of which so many `places` are used; belongs to one event loop.
 
-    What waits for a place is no thread's yet: the tenant whose work has taken least time is next. Large work
-    has all places but one, so that small work waits for none of it.
+    What waits for a place is no thread's yet: the tenant whose work has taken least time is next, with that
+    of its lowest priority. Large work has all places but one, so that small work waits for none of it.
     """
 
     def __init__(
@@ -50,11 +50,13 @@ class TurnPool:
         wanted: Callable[[], bool] = lambda: True,
         *,
         large: bool = False,
+        priority: int = 0,
     ) -> R:
         """What `work` returns or raises in a thread. Unavailable where it is not `wanted` any more when its
         turn comes; one whose caller is cancelled before is left out."""
         result: asyncio.Future[R] = self._loop.create_future()
-        (self._large if large else self._small).put(tenant, _Work(tenant, work, wanted, large, result))
+        queue = self._large if large else self._small
+        queue.put(tenant, _Work(tenant, work, wanted, large, result), priority)
         self._start()
         return await result
 

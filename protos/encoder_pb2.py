@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from triptych.protos import common_pb2 as triptych_dot_protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtriptych/protos/encoder.proto\x12\x0btriptych.v1\x1a\x1ctriptych/protos/common.proto\"s\n\rEncodeRequest\x12%\n\x03job\x18\x01 \x01(\x0b\x32\x16.triptych.v1.EncodeJobH\x00\x12\x0f\n\x05media\x18\x02 \x01(\x0cH\x00\x12\"\n\x03run\x18\x03 \x01(\x0b\x32\x13.triptych.v1.RunJobH\x00\x42\x06\n\x04\x62ody\"\xaa\x02\n\tEncodeJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07mm_hash\x18\x03 \x01(\t\x12\x11\n\tnamespace\x18\x04 \x01(\t\x12\x10\n\x08modality\x18\x05 \x01(\t\x12\x19\n\x11processor_options\x18\x06 \x01(\t\x12\x0c\n\x04salt\x18\x07 \x01(\t\x12\x13\n\x0bmedia_bytes\x18\x08 \x01(\x04\x12\x0f\n\x07timeout\x18\t \x01(\x02\x12\x1a\n\x12\x66\x61iled_lease_token\x18\n \x01(\t\x12\x16\n\x0e\x64\x61maged_digest\x18\x0b \x01(\t\x12\x11\n\tre_encode\x18\x0c \x01(\x08\x12\r\n\x05label\x18\r \x01(\t\x12\x0e\n\x06\x64irect\x18\x0e \x01(\x08\x12\x0e\n\x06tenant\x18\x0f \x01(\t\"\x08\n\x06RunJob\"\xb4\x02\n\x0b\x45ncodeEvent\x12(\n\x07planned\x18\x01 \x01(\x0b\x32\x15.triptych.v1.ItemPlanH\x00\x12\'\n\x05ready\x18\x02 \x01(\x0b\x32\x16.triptych.v1.ItemReadyH\x00\x12,\n\nneed_media\x18\x03 \x01(\x0b\x32\x16.triptych.v1.NeedMediaH\x00\x12(\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x16.triptych.v1.JobFailedH\x00\x12&\n\x05waits\x18\x05 \x01(\x0b\x32\x15.triptych.v1.JobWaitsH\x00\x12\x0f\n\x07mm_hash\x18\x06 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\x12\x13\n\x0bstore_epoch\x18\x08 \x01(\t\x12\x13\n\x0b\x63lock_jumps\x18\t \x01(\rB\x06\n\x04\x62ody\"B\n\rVideoSegments\x12\x0c\n\x04\x65nds\x18\x01 \x03(\r\x12\x12\n\nextra_rows\x18\x02 \x01(\r\x12\x0f\n\x07seconds\x18\x03 \x03(\x02\"\x0b\n\tNeedMedia\"\x1a\n\x08JobWaits\x12\x0e\n\x06origin\x18\x01 \x01(\t\"\xed\x01\n\tItemReady\x12#\n\x04plan\x18\x01 \x01(\x0b\x32\x15.triptych.v1.ItemPlan\x12\x16\n\x0e\x61lready_stored\x18\x02 \x01(\x08\x12\x15\n\rqueue_seconds\x18\x03 \x01(\x02\x12\x1a\n\x12preprocess_seconds\x18\x04 \x01(\x02\x12\x16\n\x0e\x65ncode_seconds\x18\x05 \x01(\x02\x12\x14\n\x0csave_seconds\x18\x06 \x01(\x02\x12\x14\n\x0cwork_seconds\x18\x07 \x01(\x02\x12,\n\x06source\x18\x08 \x01(\x0b\x32\x1c.triptych.v1.EmbeddingSource\"m\n\tJobFailed\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.triptych.v1.Error\x12\x11\n\tretryable\x18\x02 \x01(\x08\x12\x15\n\rowner_address\x18\x03 \x01(\t\x12\x13\n\x0bowner_token\x18\x04 \x01(\t2\x9c\x01\n\x0e\x45ncoderService\x12\x42\n\x06\x45ncode\x12\x1a.triptych.v1.EncodeRequest\x1a\x18.triptych.v1.EncodeEvent(\x01\x30\x01\x12\x46\n\nSplitVideo\x12\x1a.triptych.v1.EncodeRequest\x1a\x1a.triptych.v1.VideoSegments(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtriptych/protos/encoder.proto\x12\x0btriptych.v1\x1a\x1ctriptych/protos/common.proto\"s\n\rEncodeRequest\x12%\n\x03job\x18\x01 \x01(\x0b\x32\x16.triptych.v1.EncodeJobH\x00\x12\x0f\n\x05media\x18\x02 \x01(\x0cH\x00\x12\"\n\x03run\x18\x03 \x01(\x0b\x32\x13.triptych.v1.RunJobH\x00\x42\x06\n\x04\x62ody\"\xbc\x02\n\tEncodeJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07mm_hash\x18\x03 \x01(\t\x12\x11\n\tnamespace\x18\x04 \x01(\t\x12\x10\n\x08modality\x18\x05 \x01(\t\x12\x19\n\x11processor_options\x18\x06 \x01(\t\x12\x0c\n\x04salt\x18\x07 \x01(\t\x12\x13\n\x0bmedia_bytes\x18\x08 \x01(\x04\x12\x0f\n\x07timeout\x18\t \x01(\x02\x12\x1a\n\x12\x66\x61iled_lease_token\x18\n \x01(\t\x12\x16\n\x0e\x64\x61maged_digest\x18\x0b \x01(\t\x12\x11\n\tre_encode\x18\x0c \x01(\x08\x12\r\n\x05label\x18\r \x01(\t\x12\x0e\n\x06\x64irect\x18\x0e \x01(\x08\x12\x0e\n\x06tenant\x18\x0f \x01(\t\x12\x10\n\x08priority\x18\x10 \x01(\x11\"\x08\n\x06RunJob\"\xb4\x02\n\x0b\x45ncodeEvent\x12(\n\x07planned\x18\x01 \x01(\x0b\x32\x15.triptych.v1.ItemPlanH\x00\x12\'\n\x05ready\x18\x02 \x01(\x0b\x32\x16.triptych.v1.ItemReadyH\x00\x12,\n\nneed_media\x18\x03 \x01(\x0b\x32\x16.triptych.v1.NeedMediaH\x00\x12(\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x16.triptych.v1.JobFailedH\x00\x12&\n\x05waits\x18\x05 \x01(\x0b\x32\x15.triptych.v1.JobWaitsH\x00\x12\x0f\n\x07mm_hash\x18\x06 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\x12\x13\n\x0bstore_epoch\x18\x08 \x01(\t\x12\x13\n\x0b\x63lock_jumps\x18\t \x01(\rB\x06\n\x04\x62ody\"B\n\rVideoSegments\x12\x0c\n\x04\x65nds\x18\x01 \x03(\r\x12\x12\n\nextra_rows\x18\x02 \x01(\r\x12\x0f\n\x07seconds\x18\x03 \x03(\x02\"\x0b\n\tNeedMedia\"\x1a\n\x08JobWaits\x12\x0e\n\x06origin\x18\x01 \x01(\t\"\xed\x01\n\tItemReady\x12#\n\x04plan\x18\x01 \x01(\x0b\x32\x15.triptych.v1.ItemPlan\x12\x16\n\x0e\x61lready_stored\x18\x02 \x01(\x08\x12\x15\n\rqueue_seconds\x18\x03 \x01(\x02\x12\x1a\n\x12preprocess_seconds\x18\x04 \x01(\x02\x12\x16\n\x0e\x65ncode_seconds\x18\x05 \x01(\x02\x12\x14\n\x0csave_seconds\x18\x06 \x01(\x02\x12\x14\n\x0cwork_seconds\x18\x07 \x01(\x02\x12,\n\x06source\x18\x08 \x01(\x0b\x32\x1c.triptych.v1.EmbeddingSource\"m\n\tJobFailed\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.triptych.v1.Error\x12\x11\n\tretryable\x18\x02 \x01(\x08\x12\x15\n\rowner_address\x18\x03 \x01(\t\x12\x13\n\x0bowner_token\x18\x04 \x01(\t2\x9c\x01\n\x0e\x45ncoderService\x12\x42\n\x06\x45ncode\x12\x1a.triptych.v1.EncodeRequest\x1a\x18.triptych.v1.EncodeEvent(\x01\x30\x01\x12\x46\n\nSplitVideo\x12\x1a.triptych.v1.EncodeRequest\x1a\x1a.triptych.v1.VideoSegments(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,21 +35,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENCODEREQUEST']._serialized_start=76
   _globals['_ENCODEREQUEST']._serialized_end=191
   _globals['_ENCODEJOB']._serialized_start=194
-  _globals['_ENCODEJOB']._serialized_end=492
-  _globals['_RUNJOB']._serialized_start=494
-  _globals['_RUNJOB']._serialized_end=502
-  _globals['_ENCODEEVENT']._serialized_start=505
-  _globals['_ENCODEEVENT']._serialized_end=813
-  _globals['_VIDEOSEGMENTS']._serialized_start=815
-  _globals['_VIDEOSEGMENTS']._serialized_end=881
-  _globals['_NEEDMEDIA']._serialized_start=883
-  _globals['_NEEDMEDIA']._serialized_end=894
-  _globals['_JOBWAITS']._serialized_start=896
-  _globals['_JOBWAITS']._serialized_end=922
-  _globals['_ITEMREADY']._serialized_start=925
-  _globals['_ITEMREADY']._serialized_end=1162
-  _globals['_JOBFAILED']._serialized_start=1164
-  _globals['_JOBFAILED']._serialized_end=1273
-  _globals['_ENCODERSERVICE']._serialized_start=1276
-  _globals['_ENCODERSERVICE']._serialized_end=1432
+  _globals['_ENCODEJOB']._serialized_end=510
+  _globals['_RUNJOB']._serialized_start=512
+  _globals['_RUNJOB']._serialized_end=520
+  _globals['_ENCODEEVENT']._serialized_start=523
+  _globals['_ENCODEEVENT']._serialized_end=831
+  _globals['_VIDEOSEGMENTS']._serialized_start=833
+  _globals['_VIDEOSEGMENTS']._serialized_end=899
+  _globals['_NEEDMEDIA']._serialized_start=901
+  _globals['_NEEDMEDIA']._serialized_end=912
+  _globals['_JOBWAITS']._serialized_start=914
+  _globals['_JOBWAITS']._serialized_end=940
+  _globals['_ITEMREADY']._serialized_start=943
+  _globals['_ITEMREADY']._serialized_end=1180
+  _globals['_JOBFAILED']._serialized_start=1182
+  _globals['_JOBFAILED']._serialized_end=1291
+  _globals['_ENCODERSERVICE']._serialized_start=1294
+  _globals['_ENCODERSERVICE']._serialized_end=1450
 # @@protoc_insertion_point(module_scope)

@@ -18,7 +18,7 @@ class EncodeRequest(_message.Message):
     def __init__(self, job: _Optional[_Union[EncodeJob, _Mapping]] = ..., media: _Optional[bytes] = ..., run: _Optional[_Union[RunJob, _Mapping]] = ...) -> None: ...
 
 class EncodeJob(_message.Message):
-    __slots__ = ("job_id", "request_id", "mm_hash", "namespace", "modality", "processor_options", "salt", "media_bytes", "timeout", "failed_lease_token", "damaged_digest", "re_encode", "label", "direct", "tenant")
+    __slots__ = ("job_id", "request_id", "mm_hash", "namespace", "modality", "processor_options", "salt", "media_bytes", "timeout", "failed_lease_token", "damaged_digest", "re_encode", "label", "direct", "tenant", "priority")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MM_HASH_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class EncodeJob(_message.Message):
     LABEL_FIELD_NUMBER: _ClassVar[int]
     DIRECT_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     request_id: str
     mm_hash: str
@@ -49,7 +50,8 @@ class EncodeJob(_message.Message):
     label: str
     direct: bool
     tenant: str
-    def __init__(self, job_id: _Optional[str] = ..., request_id: _Optional[str] = ..., mm_hash: _Optional[str] = ..., namespace: _Optional[str] = ..., modality: _Optional[str] = ..., processor_options: _Optional[str] = ..., salt: _Optional[str] = ..., media_bytes: _Optional[int] = ..., timeout: _Optional[float] = ..., failed_lease_token: _Optional[str] = ..., damaged_digest: _Optional[str] = ..., re_encode: _Optional[bool] = ..., label: _Optional[str] = ..., direct: _Optional[bool] = ..., tenant: _Optional[str] = ...) -> None: ...
+    priority: int
+    def __init__(self, job_id: _Optional[str] = ..., request_id: _Optional[str] = ..., mm_hash: _Optional[str] = ..., namespace: _Optional[str] = ..., modality: _Optional[str] = ..., processor_options: _Optional[str] = ..., salt: _Optional[str] = ..., media_bytes: _Optional[int] = ..., timeout: _Optional[float] = ..., failed_lease_token: _Optional[str] = ..., damaged_digest: _Optional[str] = ..., re_encode: _Optional[bool] = ..., label: _Optional[str] = ..., direct: _Optional[bool] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class RunJob(_message.Message):
     __slots__ = ()

@@ -184,7 +184,7 @@ class EmbedInput(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[_common_pb2.TokenIds, _Mapping]] = ...) -> None: ...
 
 class EmbedRequest(_message.Message):
-    __slots__ = ("model", "inputs", "messages", "dimensions", "pooling", "normalize", "generation_prompt", "chat_template_kwargs", "mm_processor_kwargs", "cache_salt", "timeout", "priority")
+    __slots__ = ("model", "inputs", "messages", "dimensions", "pooling", "normalize", "generation_prompt", "chat_template_kwargs", "mm_processor_kwargs", "cache_salt", "timeout", "priority", "tokens")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +197,7 @@ class EmbedRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     model: str
     inputs: _containers.RepeatedCompositeFieldContainer[EmbedInput]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
@@ -209,7 +210,8 @@ class EmbedRequest(_message.Message):
     cache_salt: str
     timeout: float
     priority: int
-    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[EmbedInput, _Mapping]]] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., dimensions: _Optional[int] = ..., pooling: _Optional[str] = ..., normalize: _Optional[bool] = ..., generation_prompt: _Optional[bool] = ..., chat_template_kwargs: _Optional[str] = ..., mm_processor_kwargs: _Optional[str] = ..., cache_salt: _Optional[str] = ..., timeout: _Optional[float] = ..., priority: _Optional[int] = ...) -> None: ...
+    tokens: bool
+    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[EmbedInput, _Mapping]]] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., dimensions: _Optional[int] = ..., pooling: _Optional[str] = ..., normalize: _Optional[bool] = ..., generation_prompt: _Optional[bool] = ..., chat_template_kwargs: _Optional[str] = ..., mm_processor_kwargs: _Optional[str] = ..., cache_salt: _Optional[str] = ..., timeout: _Optional[float] = ..., priority: _Optional[int] = ..., tokens: _Optional[bool] = ...) -> None: ...
 
 class Embedding(_message.Message):
     __slots__ = ("index", "values", "prompt_tokens", "cached_tokens")

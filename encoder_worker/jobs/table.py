@@ -139,11 +139,13 @@ class EncodeJobs:
                 mm_hash=spec.mm_hash,
                 started=time.monotonic(),
                 tenant=spec.tenant,
+                priority=spec.priority,
                 heavy=spec.modality == "video",
             )
             self._scheduler.add(job)
             self._empty.clear()
         job.re_encode = job.re_encode or spec.re_encode
+        job.priority = min(job.priority, spec.priority)
         return job
 
     def _check_room(self, spec: JobSpec, job: EncodeJob | None) -> None:

@@ -134,7 +134,6 @@ class InputProcessor:
             **self._fields(message, arrival, prompt),
             sampling=sampling,
             prefix_root=prefix_root(self._model_key, message.salt, message.adapter),
-            adapter=self._adapters.get(message.adapter, ""),
             output=output,
             output_token_ids=received,
             resumed_tokens=len(received),
@@ -188,7 +187,7 @@ class InputProcessor:
         return EngineRequest(
             **self._fields(message, arrival, prompt),
             sampling=NO_SAMPLING,
-            prefix_root=prefix_root(self._model_key, "/".join((message.salt, *names))),
+            prefix_root=prefix_root(self._model_key, "/".join((message.salt, *names)), message.adapter),
             output=NoText(),
             pooling=pooling,
         )
@@ -202,6 +201,7 @@ class InputProcessor:
             "proxy_id": message.proxy_id,
             "label": message.label,
             "tenant": message.tenant,
+            "adapter": self._adapters.get(message.adapter, ""),
             "priority": message.priority,
             "arrival": arrival,
             "deadline": arrival + message.timeout,

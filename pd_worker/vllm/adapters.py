@@ -71,10 +71,8 @@ def read_adapters(config: PDConfig) -> tuple[Adapter, ...]:
         raise ConfigError(
             f"--lora-modules: {served_name!r} is the model's own name: give the adapter another one"
         )
-    if (task := read_task(path)) != "generate":
-        raise ConfigError(
-            f"--lora-modules is for models that generate, and MODEL={path} is made to {task}: {_REMERGE}"
-        )
+    if read_task(path) == "score":
+        raise ConfigError(f"--lora-modules: MODEL={path} gives scores, which no adapter changes: {_REMERGE}")
     identity = model_identity(path, dtype=config.dtype, revision=config.model_revision, quantization="none")
     tower = family_of(path).keys.encoder_names
     adapters = []

@@ -59,8 +59,10 @@ class PooledCalls:
                 param="pooling",
             )
         body = task_fields(defaults.task)
-        # Of model and tenant: tenants share no blocks of vLLM's prefix cache.
+        # Of model, adapter and tenant: tenants share no blocks of vLLM's prefix cache.
         body |= {"use_activation": False, "cache_salt": request.prefix_root.hex()}
+        if request.adapter:
+            body["model"] = request.adapter
         if not request.features:
             return body | {"input": [list(request.prompt_token_ids)]}
         return body | self._conversation(request.prompt_token_ids, request.features)

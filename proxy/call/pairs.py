@@ -12,7 +12,7 @@ from operator import mul
 from typing import Literal, Protocol
 
 from triptych.base.errors import InvalidRequest
-from triptych.base.request import MAX_PAIRS_TEXT, MAX_QUERY_VECTORS, TextPart
+from triptych.base.request import MAX_PAIRS_TEXT, MAX_QUERY_VECTORS, Role, TextPart
 from triptych.base.types import Task
 from triptych.proxy.call.chat import ChatCall, ChatMessage, Done, Output, PoolingOptions
 from triptych.proxy.call.pooled import end_of, pool_all, vector_of
@@ -218,6 +218,17 @@ def check_pairs(pairs: Sequence[Pair], instruction: str, max_images: int) -> Non
             f"{MAX_PAIRS_TEXT}: send fewer documents at once",
             param=param,
         )
+
+
+#: What a message of a late-interaction model is.
+RETRIEVER_ROLES: dict[str, Role] = {"query": "query", "document": "document", "user": "user"}
+
+
+def retriever_call(first: ChatCall, role: Role, content: Content, max_images: int) -> ChatCall:
+    """`first` with one message, whose tokens are to have a vector each; InvalidRequest if it is too much."""
+    check_text(characters_of(content), "messages")
+    check_image_count(images_of(content), max_images, "messages")
+    return replace(first, messages=(ChatMessage(role, content),), prompt_param="messages")
 
 
 def characters_of(content: Content) -> int:

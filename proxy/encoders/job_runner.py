@@ -255,6 +255,7 @@ class JobRunner:
             re_encode=job.re_encode,
             direct=self._pool.reads_direct,
             tenant=tenant_digest(source.tenant),
+            priority=source.priority,
         )
         stream = self._transport.open_job(job.address, message, source.media, self._planned, source.trace)
         task = asyncio.create_task(self._follow(job.try_id, job, stream), name=f"job {job.try_id}")

@@ -10,7 +10,14 @@ from functools import partial
 from triptych.base.errors import InvalidRequest
 from triptych.protos import proxy_pb2
 from triptych.proxy.call.chat import ChatCall, Done, PoolingOptions, RawPrompt
-from triptych.proxy.call.pairs import Content, Pair, PairScoring, check_pairs
+from triptych.proxy.call.pairs import (
+    RETRIEVER_ROLES,
+    Content,
+    Pair,
+    PairScoring,
+    check_pairs,
+    retriever_call,
+)
 from triptych.proxy.call.pooled import MAX_INPUTS, input_calls, pool_all, pooled_call, vector_of
 from triptych.proxy.call.validation import check_parts, check_text, check_token_count, in_range
 from triptych.proxy.dispatcher import Dispatcher
@@ -43,10 +50,15 @@ def embed_calls(request: proxy_pb2.EmbedRequest, *, max_images: int, timeout: fl
     if bool(request.inputs) == bool(request.messages):
         raise InvalidRequest("inputs or messages must be there, and not both", param="inputs")
     pooling = PoolingOptions(
+        tokens=request.tokens,
         method=request.pooling,
         normalize=request.normalize if request.HasField("normalize") else None,
         dimensions=request.dimensions,
     )
+    if request.tokens and (name := next((each for each in _OF_ONE_VECTOR if getattr(request, each)), "")):
+        raise InvalidRequest(f"{name} is not for tokens: leave it out", param=name)
+    if request.messages and request.tokens:
+        return [_retriever_call(request, _first(request, timeout, pooling), max_images)]
     if request.messages:
         chat = proxy_pb2.ChatRequest(
             model=request.model,
@@ -99,6 +111,24 @@ def rerank_pairs(request: proxy_pb2.RerankRequest, *, max_images: int, timeout: 
     ]
     check_pairs(pairs, request.instruction, max_images)
     return PairScoring(_first(request, timeout, PoolingOptions()), tuple(pairs), request.instruction)
+
+
+#: Fields of a prompt's one vector.
+_OF_ONE_VECTOR = ("pooling", "generation_prompt", "chat_template_kwargs")
+
+
+def _retriever_call(request: proxy_pb2.EmbedRequest, first: ChatCall, max_images: int) -> ChatCall:
+    if len(request.messages) > 1:
+        raise InvalidRequest("messages takes one query or document with tokens", param="messages")
+    [message] = request.messages
+    if (role := RETRIEVER_ROLES.get(message.role)) is None:
+        roles = ", ".join(RETRIEVER_ROLES)
+        raise InvalidRequest(f"messages[0].role must be one of {roles}", param="messages[0].role")
+    check_parts(len(message.parts), "messages")
+    content = content_of(message.parts, "messages[0]")
+    if not content:
+        raise InvalidRequest("messages[0].parts must not be empty", param="messages[0].parts")
+    return retriever_call(first, role, content, max_images)
 
 
 def _first(

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+import triptych
 from support.channels import connected_channel
 from support.data.pictures import picture
 from support.data.retrievers import RETRIEVERS, WIDTH, build_retriever, processed, score, vectors, with_text
@@ -123,6 +124,35 @@ async def test_documents_are_ranked_by_max_sim_over_http_and_grpc(served):
         stub = proxy_pb2_grpc.ProxyServiceStub(channel)
         found = {each.index: each.score async for each in stub.Rerank(request)}
     assert found == {at: pytest.approx(expected[at], abs=near) for at in range(2)}
+
+
+async def test_the_client_and_grpc_give_the_same_vectors(served):
+    query, image = "where lies the harbour?", picture(5, 64, 48)
+    of_query = vectors(served.path, processed(served.path, query))
+    of_image = vectors(served.path, processed(served.path, image))
+    texts = ["a river", "ships between two hills"]
+    of_texts = [vectors(served.path, with_text(served.path, [text])) for text in texts]
+    async with triptych.AsyncClient(served.cluster.url) as client:
+        asked = await client.embed_tokens([{"role": "query", "content": query}])
+        shown = await client.embed_tokens([{"role": "user", "content": [part_of(image)]}])
+        read = await client.embed_tokens(texts, dimensions=8)
+    assert asked.usage.prompt_tokens == len(of_query)
+    close(asked.vectors, of_query[None])
+    close(shown.vectors, of_image[None])
+    for given, whole in zip(read.vectors, of_texts, strict=True):
+        close(given, torch.nn.functional.normalize(whole[:, :8], dim=-1))
+    messages = [{"role": "query", "parts": [{"text": query}]}]
+    async with connected_channel(served.cluster.grpc_address) as channel:
+        stub = proxy_pb2_grpc.ProxyServiceStub(channel)
+        of_message = proxy_pb2.EmbedRequest(tokens=True, messages=messages)
+        of_inputs = proxy_pb2.EmbedRequest(tokens=True, inputs=[{"text": text} for text in texts])
+        [found] = [each async for each in stub.Embed(of_message)]
+        several = [each async for each in stub.Embed(of_inputs)]
+    assert found.prompt_tokens == len(of_query)
+    close(np.reshape(found.values, (found.prompt_tokens, -1)), of_query)
+    assert [each.index for each in several] == [0, 1]
+    for each, expected in zip(several, of_texts, strict=True):
+        close(np.reshape(each.values, (each.prompt_tokens, -1)), expected)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from grpc import aio
 from openai import AsyncOpenAI, BadRequestError
 
 from support.channels import connected_channel
+from support.chaos.stages import hold
 from support.data.checkpoints import build_checkpoint
 from support.data.oracle import hidden_states
 from support.data.pictures import picture
@@ -127,19 +128,23 @@ async def test_a_thousand_inputs_beside_a_chat_come_in_order(embedder):
 
 
 async def test_a_client_that_leaves_takes_its_inputs_with_it(embedder):
-    before = embedder.cluster.total("pd", "vllm:prompt_tokens_total")
-    with pytest.raises(httpx2.ReadTimeout):
-        async with httpx2.AsyncClient(timeout=0.5) as http:
-            body = json.dumps({"input": [text + " and on" * 60 for text in TEXTS] * 20})
-            await http.post(f"{embedder.cluster.url}/v1/embeddings", content=body.encode())
     cluster = embedder.cluster
+
+    def in_progress() -> float:
+        page = cluster.metrics("pd")[0]
+        return page["vllm:num_requests_running"] + page["vllm:num_requests_waiting"]
 
     def at_work() -> float:
         """Calls at the proxy, and then, when none submits inputs any more, requests at the PD worker."""
-        calls = cluster.metrics("proxy")[0]["triptych_requests_in_flight"]
-        page = cluster.metrics("pd")[0]
-        return calls + page["vllm:num_requests_running"] + page["vllm:num_requests_waiting"]
+        return cluster.metrics("proxy")[0]["triptych_requests_in_flight"] + in_progress()
 
+    before = cluster.total("pd", "vllm:prompt_tokens_total")
+    inputs = {"input": [text + " and on" * 60 for text in TEXTS] * 20}
+    asked = asyncio.create_task(embedder.post("/v1/embeddings", inputs))
+    await hold("inputs at the PD worker", lambda: in_progress() or asked.done())
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
     wait_for("the client's inputs to have ended", lambda: at_work() == 0)
     done = cluster.total("pd", "vllm:prompt_tokens_total")
     status, _ = await embedder.post("/v1/embeddings", {"input": [7] * 5})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import socket
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from support.processes.cluster import PATIENCE
@@ -28,3 +29,11 @@ async def until(holds: Callable[[], Any], what: str = "the condition", seconds: 
     while not holds():
         assert asyncio.get_running_loop().time() < deadline, f"waited {seconds:.0f} s for: {what}"
         await asyncio.sleep(0.01)
+
+
+async def stop_accepting(listeners: Sequence[socket.socket]) -> None:
+    """Returns once every connection that was accepted has begun: asyncio forgets those of a closed server."""
+    for listener in listeners:
+        asyncio.get_running_loop().remove_reader(listener)
+    for _ in range(3):  # a turn each for the accepted socket, its transport, and its protocol
+        await asyncio.sleep(0)

@@ -29,6 +29,18 @@ def test_things_of_one_tenant_come_in_order_of_arrival():
     assert [queue.take()[1] for _ in range(5)] == list(range(5))
 
 
+def test_a_tenants_things_come_by_priority_and_take_no_turn_of_another_one():
+    queue = TurnQueue[str]()
+    for tenant, priority in (("a", 0), ("b", 9), ("a", 5), ("a", -1), ("b", 8), ("a", 0)):
+        queue.put(tenant, f"{tenant}{priority}", priority)
+    order = []
+    for _ in range(6):
+        tenant, thing = queue.take()
+        queue.charge(tenant, 1.0)
+        order.append(thing)
+    assert order == ["a-1", "b8", "a0", "b9", "a0", "a5"]
+
+
 def test_a_tenant_that_comes_later_waits_for_one_thing_of_each_other():
     queue = filled(a=20, b=20)
     taken(queue, 10)

@@ -12,6 +12,7 @@ import httpx2
 import numpy as np
 import pytest
 
+from support.data.adapters import merged, write_adapter
 from support.data.oracle import hidden_states
 from support.data.pictures import picture
 from support.data.retrieval import as_embedder, as_reranker, pair_score, pooled
@@ -20,6 +21,8 @@ from support.stores.server import StoreServer
 from support.vllm_engine.checkpoints import vllm_checkpoint
 from support.vllm_engine.front_door import cluster, namespace_of
 from support.vllm_engine.server import VllmServer
+from triptych.base.config import PDConfig
+from triptych.pd_worker.vllm.adapters import lora_flags, read_adapters
 from triptych.pd_worker.vllm.pooled import pooling_flags
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -30,11 +33,17 @@ TEXTS = [f"the {n}th harbour lies " + "between two hills " * (n % 5) for n in ra
 IMAGES = [picture(5, 64, 48), picture(6, 48, 64)]
 
 
-def started(make: Callable[[Path], Path], folder: Path) -> Iterator[tuple[Path, StoreServer, VllmServer]]:
+def started(
+    make: Callable[[Path], Path], folder: Path, *, adapted: bool = False
+) -> Iterator[tuple[Path, StoreServer, VllmServer]]:
     path = make(vllm_checkpoint("qwen3_vl", folder / "qwen3_vl"))
     store = StoreServer(folder / "store")
     extra = {"store": store.url, "namespace": namespace_of(path), "wait_seconds": 2}
     words = pooling_flags(path, ARCHITECTURE)
+    if adapted:
+        write_adapter(path, adapter_of(path), 1)
+        config = PDConfig(model=str(path), dtype="float32", lora_modules=modules_of(path))
+        words += lora_flags(read_adapters(config), "cpu")
     server = VllmServer(path, folder / "vllm.log", "ec_consumer", extra, words)
     try:
         store.start()
@@ -45,9 +54,17 @@ def started(make: Callable[[Path], Path], folder: Path) -> Iterator[tuple[Path, 
         store.kill()
 
 
+def adapter_of(path: Path) -> Path:
+    return path.with_name("sql")
+
+
+def modules_of(path: Path) -> str:
+    return f"sql={adapter_of(path)}"
+
+
 @pytest.fixture(scope="module")
 def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, StoreServer, VllmServer]]:
-    yield from started(as_embedder, tmp_path_factory.mktemp("embedder"))
+    yield from started(as_embedder, tmp_path_factory.mktemp("embedder"), adapted=True)
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +74,11 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Stor
 
 @asynccontextmanager
 async def asking(
-    served: tuple[Path, StoreServer, VllmServer], folder: Path
+    served: tuple[Path, StoreServer, VllmServer], folder: Path, *words: str
 ) -> AsyncIterator[Callable[..., Any]]:
     """Posts a body to a path of the proxy: the status, and the reply."""
     http = httpx2.AsyncClient(timeout=120.0)
-    async with asyncio.timeout(400), cluster(*served, folder) as url, http:
+    async with asyncio.timeout(400), cluster(*served, folder, vllm_words=words) as url, http:
         while (await http.get(f"{url}/ready")).status_code != 200:
             await asyncio.sleep(0.2)
 
@@ -99,6 +116,25 @@ async def test_texts_and_pictures_are_embedded_as_transformers_does(embedder, tm
         slots = [{"type": "image"} if "image_url" in one else one for one in content]
         hidden, _ = hidden_states(path, [{"role": "user", "content": slots}], IMAGES)
         close(reply["data"][0]["embedding"], pooled(hidden))
+
+
+async def test_an_adapter_embeds_as_the_checkpoint_that_it_is_merged_into(embedder, tmp_path):
+    path = embedder[0]
+    folder = merged(path, adapter_of(path), tmp_path / "merged")
+    content = [part(IMAGES[0]), {"type": "text", "text": "between"}]
+    asked = {"messages": [{"role": "user", "content": content}], "add_generation_prompt": True}
+    slots = [{"role": "user", "content": [{"type": "image"}, content[1]]}]
+    async with asking(embedder, tmp_path, "--lora-modules", modules_of(path)) as ask:
+        _, tokens = await ask("/tokenize", model="sql", prompt=TEXTS[1])
+        for name, reference in (("sql", folder), (path.name, path), ("sql", folder)):
+            status, texts = await ask("/v1/embeddings", model=name, input=TEXTS[:3])
+            assert status == 200, texts
+            close(texts["data"][1]["embedding"], pooled(hidden_states(reference, tokens["tokens"])[0]))
+            status, pictured = await ask("/v1/embeddings", model=name, **asked)
+            assert status == 200, pictured
+            close(pictured["data"][0]["embedding"], pooled(hidden_states(reference, slots, [IMAGES[0]])[0]))
+        apart = pooled(hidden_states(folder, tokens["tokens"])[0])
+        assert np.abs(apart - pooled(hidden_states(path, tokens["tokens"])[0])).max() > 1000 * TOLERANCE
 
 
 async def test_what_this_vllm_does_not_pool_is_refused_by_name(embedder, tmp_path):

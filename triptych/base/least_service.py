@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -62,28 +63,29 @@ class LeastService:
 
 
 class TurnQueue(Generic[T]):
-    """Things that wait, each for a turn of its tenant."""
+    """Things that wait, each for a turn of its tenant, which has those of lower priority first."""
 
     def __init__(self) -> None:
         self._service = LeastService()
-        self._waiting: dict[str, deque[T]] = {}
+        #: By tenant, with the priority, in order.
+        self._waiting: dict[str, list[tuple[int, T]]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
-    def put(self, tenant: str, thing: T) -> None:
+    def put(self, tenant: str, thing: T, priority: int = 0) -> None:
         if not self._waiting:
             self._service.rest()
         if tenant not in self._waiting:
-            self._waiting[tenant] = deque()
+            self._waiting[tenant] = []
             self._service.enter(tenant)
-        self._waiting[tenant].append(thing)
+        insort(self._waiting[tenant], (priority, thing), key=itemgetter(0))
 
     def take(self) -> tuple[str, T]:
         """The next one, and its tenant, which is to be charged for it."""
         tenant = self._service.next(self._waiting)
         things = self._waiting[tenant]
-        thing = things.popleft()
+        _, thing = things.pop(0)
         if not things:
             del self._waiting[tenant]
         return tenant, thing

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from functools import partial
 from typing import Annotated, Literal
 
@@ -12,10 +11,10 @@ import pybase64
 from msgspec import Meta
 
 from triptych.base.errors import InvalidRequest
-from triptych.proxy.call.chat import ChatMessage, Done, PoolingOptions
-from triptych.proxy.call.pairs import characters_of, images_of
+from triptych.proxy.call.chat import Done, PoolingOptions
+from triptych.proxy.call.pairs import retriever_call
 from triptych.proxy.call.pooled import MAX_INPUTS, input_calls, pool_all, rows_of
-from triptych.proxy.call.validation import check_image_count, check_parts, check_text
+from triptych.proxy.call.validation import check_parts
 from triptych.proxy.http.endpoint import HttpReply
 from triptych.proxy.http.json_body import decode_body, to_json
 from triptych.proxy.openai.chat.endpoint import CallEndpoint
@@ -105,10 +104,7 @@ def parse_pooling(raw: bytes, request_id: str, *, max_images: int, timeout: floa
     given = ContentBody(content=message.content)
     check_parts(parts_of(given), "messages")
     content = content_of(given, "messages[0]")
-    check_text(characters_of(content), "messages")
-    check_image_count(images_of(content), max_images, "messages")
-    call = replace(first, messages=(ChatMessage(message.role, content),), prompt_param="messages")
-    return EmbeddingRequest((call,), as_base64)
+    return EmbeddingRequest((retriever_call(first, message.role, content, max_images),), as_base64)
 
 
 class PoolingEndpoint(CallEndpoint[EmbeddingRequest]):

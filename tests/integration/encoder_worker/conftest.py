@@ -45,6 +45,6 @@ def server(tmp_path: Path) -> Iterator[EmbeddedStore]:
 
 @pytest.fixture
 async def own_store(server: EmbeddedStore) -> AsyncIterator[EmbeddingStore]:
-    store = await EmbeddingStore.connect(server.url, timeout=0.5)
+    store = await EmbeddingStore.connect(server.url)
     yield store
     await store.close()

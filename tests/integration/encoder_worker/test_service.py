@@ -97,7 +97,7 @@ async def test_an_embedding_carries_the_span_that_computed_it(open_bench, store)
     async with open_bench(tracer=tracer) as b:
         job = await Job(b, png(picture(1, 96, 64)), metadata=metadata(parent)).planned()
         await job.finished()
-        await until(lambda: "save" in kept.names(), "the job's spans")
+        await until(lambda: {"save", "encoder job"} <= {*kept.names()}, "the job's spans")
         server = kept.one("encoder job")
         assert server.parent == parent
         stages = [span for span in kept.spans if span.parent == server.context]

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from support.waiting import stop_accepting
+
 _PIECE = 1 << 16
 _PATIENCE = 10.0
 #: A unix socket's path, or a loopback port.
@@ -83,6 +85,7 @@ class Relay:
 
     async def _stop(self) -> None:
         assert self._server is not None
+        await stop_accepting(self._server.sockets)
         self._server.close()
         links = [link.task for link in self._links]
         for link in list(self._links):
@@ -102,7 +105,7 @@ class Relay:
                 ends = await asyncio.open_unix_connection(self._target)
             else:
                 ends = await asyncio.open_connection("127.0.0.1", self._target)
-        except OSError:
+        except (OSError, asyncio.CancelledError):
             writer.transport.abort()
             return
         task = asyncio.current_task()

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 
 import trustme
 
+from support.waiting import stop_accepting
+
 #: Starts as a PNG file does; nobody decodes it.
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
 
@@ -61,9 +63,8 @@ class WebServer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await stop_accepting(self._server.sockets)
         self._server.close()
-        # A connection that was accepted last begins with the loop's next turn.
-        await asyncio.sleep(0)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
+from support.waiting import stop_accepting
 from triptych.base.source_tickets import SourceTickets
 
 #: Writes the answer of one call.
@@ -159,6 +161,7 @@ class ScriptedServer:
         self.host = "127.0.0.1"
         self._called = asyncio.Event()
         self._runner: web.AppRunner | None = None
+        self._listener: socket.socket
         self._port = 0
 
     @property
@@ -176,9 +179,9 @@ class ScriptedServer:
         app.router.add_get("/metrics", self._metrics)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.05)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self.host, self._port, reuse_address=True)
-        await site.start()
-        self._port = self._runner.addresses[0][1]
+        self._listener = socket.create_server((self.host, self._port))
+        await web.SockSite(self._runner, self._listener).start()
+        self._port = self._listener.getsockname()[1]
 
     async def stop(self) -> None:
         """Ends with all connections, as a killed process does."""
@@ -186,6 +189,7 @@ class ScriptedServer:
             for call in self.calls:
                 if call.request.transport is not None:
                     call.request.transport.abort()
+            await stop_accepting([self._listener])
             await self._runner.cleanup()
             self._runner = None
 

@@ -48,12 +48,13 @@ async def cluster(
     *,
     native: bool = False,
     encoder_words: Sequence[str] = (),
+    vllm_words: Sequence[str] = (),
 ) -> AsyncIterator[str]:
     """The address of a proxy, once its encoder worker and its PD workers are registered."""
     model = (str(checkpoint), *DTYPE)
     services: dict[str, tuple[str, ...]] = {"encoder": ("encoder", *model, *_ENCODER, *encoder_words)}
     if vllm is not None:
-        services["vllm-pd"] = ("pd", *model, "--engine", "vllm", "--engine-url", vllm.url)
+        services["vllm-pd"] = ("pd", *model, "--engine", "vllm", "--engine-url", vllm.url, *vllm_words)
     if native:
         services["native-pd"] = ("pd", *model, *_NATIVE)
     async with contextlib.AsyncExitStack() as stack:

@@ -6,6 +6,7 @@ import base64
 import importlib.util
 import io
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from PIL import Image
 
 import triptych
-from triptych.apps.client.answers import answer_of
+from triptych.apps.client.answers import answer_of, token_vectors_of
 from triptych.apps.client.fields import ChatFields, CompletionFields
 from triptych.apps.client.wire import (
     EventLines,
@@ -137,6 +138,24 @@ def test_an_answer_has_its_parts():
 def test_a_reply_that_is_no_answer_is_an_error(raw):
     with pytest.raises(InternalError):
         answer_of(raw)
+
+
+def pooled(*inputs: list[float], tokens: int) -> dict[str, Any]:
+    data = [{"data": base64.b64encode(struct.pack(f"<{len(each)}f", *each)).decode()} for each in inputs]
+    return {"data": data, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
+
+
+def test_each_token_of_each_input_has_its_vector():
+    given = token_vectors_of(pooled([1, 2, 3, 4], [5, 6], tokens=3))
+    assert given.vectors == (((1, 2), (3, 4)), ((5, 6),))
+
+
+@pytest.mark.parametrize(
+    "raw", [{}, pooled([1, 2, 3, 4], [5, 6], tokens=0), pooled([1, 2, 3], tokens=2), pooled([1], tokens=3)]
+)
+def test_a_reply_without_a_vector_for_each_token_is_an_error(raw):
+    with pytest.raises(InternalError, match="no vectors of tokens"):
+        token_vectors_of(raw)
 
 
 PNG = b"\x89PNG\r\n\x1a\nrest"

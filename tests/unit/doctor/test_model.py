@@ -10,7 +10,7 @@ import torch
 from click.testing import CliRunner
 
 from support.data.adapters import RANK, write_adapter
-from support.data.checkpoints import build_checkpoint
+from support.data.checkpoints import build_checkpoint, edit_config
 from support.data.pictures import picture
 from triptych.apps.cli.app import app
 from triptych.apps.doctor import model, rows
@@ -26,6 +26,7 @@ from triptych.encoder_worker.loading import scales_of
 from triptych.models.registry import FAMILIES, load_decoder, load_encoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.frontend.prompt import open_checkpoint
+from triptych.pd_worker.vllm import connection
 from triptych.store.bulk import StoreMemory
 
 
@@ -172,6 +173,14 @@ def test_adapters_are_read_and_refused_as_the_pd_worker_does(tmp_path):
     (folder / "adapter_model.safetensors").unlink()
     with pytest.raises(ConfigError, match="--lora-modules sql: .* has no adapter_model.safetensors"):
         results(f"sql={folder}", **served)
+
+
+def test_a_dtype_that_a_vllm_of_the_workers_own_lacks_is_refused_as_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(connection, "vllm_program", lambda: "/venv/bin/vllm")
+    awq = {"quant_method": "awq", "bits": 4}
+    path = edit_config(build_checkpoint("qwen3_vl", tmp_path / "model"), quantization_config=awq)
+    with pytest.raises(ConfigError, match=r"awq \(4 bits\).*give --dtype float16"):
+        _results(ClusterConfig(model=str(path), pd=PDConfig(engine="vllm")))
 
 
 #: Up to 4096x4096 pixels, a row for 32x32 of them.

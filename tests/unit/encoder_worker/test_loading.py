@@ -119,7 +119,8 @@ def test_a_good_job_is_taken() -> None:
     spec = parse_job(job(processor_options='{"max_pixels": 7}', re_encode=True), FORMAT)
     assert (spec.mm_hash, spec.media_bytes, spec.re_encode) == ("b" * 64, 5, True)
     assert spec.processor_options == {"max_pixels": 7}
-    assert spec.tenant == ""
+    assert (spec.tenant, spec.priority) == ("", 0)
+    assert parse_job(job(priority=-7), FORMAT).priority == -7
     assert parse_job(job(tenant="0123456789abcdef"), FORMAT).tenant == "0123456789abcdef"
 
 

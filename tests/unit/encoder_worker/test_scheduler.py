@@ -27,8 +27,8 @@ class Keys:
         )
         self.items: dict[str, Keyed] = {}
 
-    def add(self, key: str, *, re_encode: bool = False, looked_up: bool = True) -> None:
-        self.items[key] = Keyed(key=key, re_encode=re_encode, looked_up=looked_up)
+    def add(self, key: str, *, re_encode: bool = False, looked_up: bool = True, priority: int = 0) -> None:
+        self.items[key] = Keyed(key=key, re_encode=re_encode, looked_up=looked_up, priority=priority)
         self.scheduler.add(self.items[key])
 
     def remove(self, key: str) -> None:
@@ -143,6 +143,20 @@ def test_re_encodes_are_preprocessed_first() -> None:
         s.add(key, re_encode=key == "b")
         s.media_arrived(key)
     assert s.next_preparation() == "b"
+
+
+def test_items_without_permission_are_preprocessed_by_priority() -> None:
+    s = scheduler()
+    for key, priority in {"a": 9, "b": 3, "c": 5, "d": 3, "e": 8}.items():
+        s.add(key, priority=priority)
+        s.media_arrived(key)
+    # Their places in the tower's queue are others' too.
+    run(s, "e", "c")
+    order = []
+    while (key := s.next_preparation()) is not None:
+        order.append(key)
+        s.prepared(key, nbytes=1, cost=1)
+    assert order == ["e", "c", "b", "d", "a"]
 
 
 def test_no_more_items_are_in_preprocessing_than_allowed() -> None:

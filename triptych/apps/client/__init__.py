@@ -7,6 +7,7 @@ from triptych.apps.client.answers import (
     Ranked,
     Ranking,
     Segment,
+    TokenVectors,
     ToolCall,
     Transcript,
     Vectors,
@@ -26,6 +27,7 @@ __all__ = [
     "Ranked",
     "Ranking",
     "Segment",
+    "TokenVectors",
     "ToolCall",
     "Transcript",
 ]

@@ -93,6 +93,14 @@ class Vectors:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenVectors:
+    """For each input, in order, a vector for each of its tokens."""
+
+    vectors: tuple[tuple[tuple[float, ...], ...], ...]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
 class Ranked:
     """A document by its place in the request, and its score."""
 
@@ -111,11 +119,31 @@ class Ranking:
 def embeddings_of(raw: JsonObject) -> Vectors:
     """The reply to /v1/embeddings in base64; InternalError when it is none."""
     try:
-        data = [base64.b64decode(item["embedding"], validate=True) for item in raw["data"]]
-        vectors = tuple(struct.unpack(f"<{len(vector) // 4}f", vector) for vector in data)
-        return Vectors(vectors, usage_of(raw["usage"]))
+        return Vectors(tuple(_floats(item["embedding"]) for item in raw["data"]), usage_of(raw["usage"]))
     except (KeyError, TypeError, ValueError, struct.error) as error:
         raise InternalError(f"the server's reply holds no embeddings: {error!r}") from None
+
+
+def token_vectors_of(raw: JsonObject) -> TokenVectors:
+    """The reply to /pooling in base64; InternalError when it is none."""
+    try:
+        inputs, usage = [_floats(item["data"]) for item in raw["data"]], usage_of(raw["usage"])
+        width, rest = divmod(sum(map(len, inputs)), usage.prompt_tokens)
+        if rest or any(len(numbers) % width for numbers in inputs):
+            raise ValueError("not as many numbers for each token")
+        vectors = tuple(
+            tuple(numbers[start : start + width] for start in range(0, len(numbers), width))
+            for numbers in inputs
+        )
+        return TokenVectors(vectors, usage)
+    except (KeyError, TypeError, ValueError, ArithmeticError, struct.error) as error:
+        raise InternalError(f"the server's reply holds no vectors of tokens: {error!r}") from None
+
+
+def _floats(text: str) -> tuple[float, ...]:
+    """Little-endian float32 in base64."""
+    data = base64.b64decode(text, validate=True)
+    return struct.unpack(f"<{len(data) // 4}f", data)
 
 
 def ranking_of(raw: JsonObject) -> Ranking:

@@ -123,6 +123,21 @@ class AsyncClient:
         body = await endpoint.in_thread(wire.embedding_body, inputs, files, model, options)
         return answers.embeddings_of(await self._call(wire.EMBEDDINGS, body))
 
+    async def embed_tokens(
+        self,
+        inputs: fields.Prompt | fields.Messages,
+        *,
+        files: fields.Files = (),
+        model: str = "",
+        **options: Unpack[fields.TokenVectorFields],
+    ) -> answers.TokenVectors:
+        """As `embed`, a vector for each token, by a late-interaction model.
+
+        A query is a message of that role: `[{"role": "query", "content": "…"}]`.
+        """
+        body = await endpoint.in_thread(wire.pooling_body, inputs, files, model, options)
+        return answers.token_vectors_of(await self._call(wire.POOLING, body))
+
     async def rerank(
         self,
         query: fields.Content,

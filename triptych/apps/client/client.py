@@ -124,6 +124,21 @@ class Client:
         body = endpoint.at_once(wire.embedding_body, inputs, files, model, options)
         return answers.embeddings_of(self._call(wire.EMBEDDINGS, body))
 
+    def embed_tokens(
+        self,
+        inputs: fields.Prompt | fields.Messages,
+        *,
+        files: fields.Files = (),
+        model: str = "",
+        **options: Unpack[fields.TokenVectorFields],
+    ) -> answers.TokenVectors:
+        """As `embed`, a vector for each token, by a late-interaction model.
+
+        A query is a message of that role: `[{"role": "query", "content": "…"}]`.
+        """
+        body = endpoint.at_once(wire.pooling_body, inputs, files, model, options)
+        return answers.token_vectors_of(self._call(wire.POOLING, body))
+
     def rerank(
         self,
         query: fields.Content,

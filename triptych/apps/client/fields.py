@@ -125,6 +125,13 @@ class EmbeddingFields(PooledFields, total=False):
     chat_template_kwargs: JsonObject
 
 
+class TokenVectorFields(PooledFields, total=False):
+    """The further fields of /pooling."""
+
+    dimensions: int
+    use_activation: bool
+
+
 class RerankFields(PooledFields, total=False):
     """The further fields of /v1/rerank."""
 

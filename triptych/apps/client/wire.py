@@ -25,6 +25,7 @@ from triptych.apps.client.fields import (
     Picture,
     Prompt,
     RerankFields,
+    TokenVectorFields,
     TranscriptFields,
 )
 from triptych.base.errors import (
@@ -192,6 +193,7 @@ class AudioForm:
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 EMBEDDINGS = "/v1/embeddings"
+POOLING = "/pooling"
 RERANK = "/v1/rerank"
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 TRANSLATIONS = "/v1/audio/translations"
@@ -270,7 +272,22 @@ def embedding_body(
     inputs: Prompt | Messages, files: Files, model: str, options: Mapping[str, object]
 ) -> JsonObject:
     """A body of /v1/embeddings: of messages where there are files, or roles. OSError as above."""
-    given = {"encoding_format": "base64", **_checked(options, EmbeddingFields.__optional_keys__ | {"model"})}
+    known = EmbeddingFields.__optional_keys__ | {"model"}
+    return _pooled_body(inputs, files, model, _checked(options, known))
+
+
+def pooling_body(
+    inputs: Prompt | Messages, files: Files, model: str, options: Mapping[str, object]
+) -> JsonObject:
+    """A body of /pooling, as above."""
+    known = TokenVectorFields.__optional_keys__ | {"model"}
+    return _pooled_body(inputs, files, model, _checked(options, known))
+
+
+def _pooled_body(
+    inputs: Prompt | Messages, files: Files, model: str, options: Mapping[str, object]
+) -> JsonObject:
+    given = {"encoding_format": "base64", **options}
     pictures = list(_listed(files))
     first = inputs[0] if isinstance(inputs, Sequence) and inputs else None
     if pictures or (isinstance(first, Mapping) and "role" in first):

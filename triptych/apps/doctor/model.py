@@ -74,7 +74,7 @@ def check_model(config: ClusterConfig, given: str, pictures: str = "") -> Iterat
     from triptych.models.checkpoint.folder import read_config
     from triptych.models.checkpoint.pooling import read_task
     from triptych.models.checkpoint.processor_libraries import check_processor_libraries
-    from triptych.models.checkpoint.quantized import check_decoder, read_scaled
+    from triptych.models.checkpoint.quantized import check_decoder, check_for_engine, read_scaled
     from triptych.models.checkpoint.scaled_weights import described
     from triptych.models.checkpoint.support import check_supported, required_by_flags
     from triptych.models.geometry import row_width
@@ -105,7 +105,9 @@ def check_model(config: ClusterConfig, given: str, pictures: str = "") -> Iterat
         check_decoder(path, device)
         if stored and (weights := read_scaled(path).weights):
             yield ok("quantized", f"{described(weights.values())}; dequantized to the dtype above")
-    elif pd.lora_modules:
+    elif choice.own:
+        check_for_engine(path, replace(pd, engine="vllm"))
+    if choice.engine != "native" and pd.lora_modules:
         name = pd.served_model_name or model_name(path)
         adapters = read_adapters(replace(pd, model=str(path), served_model_name=name))
         yield ok("adapters", ", ".join(f"{each.name} of rank {each.rank}" for each in adapters))

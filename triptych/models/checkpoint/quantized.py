@@ -180,8 +180,28 @@ def _refusal(path: Path, config: Options, device: object, which: str) -> ConfigE
     return ConfigError(f"MODEL={path}: {which}, which a native decoder does not read: {remedy}")
 
 
+#: By `quant_method`: formats with which vLLM computes in 16 bits alone.
+_IN_16_BITS = frozenset({"awq", "gptq"})
+
+
+def _check_float32(path: Path, flags: PDConfig) -> None:
+    quantization = quantization_of(read_config(path))
+    in_float32 = flags.dtype == "float32" or (flags.dtype == "auto" and flags.device == "cpu")
+    if in_float32 and quantization.get("quant_method") in _IN_16_BITS:
+        raise ConfigError(
+            f"MODEL={path}: it is quantized as {format_of(quantization)}, with which vLLM does not compute "
+            f"in float32 (--dtype {flags.dtype} on {flags.device}): give --dtype float16 to all workers of "
+            "the model"
+        )
+
+
 def check_for_engine(path: Path, flags: PDConfig) -> None:
-    """`check_decoder` where a PD worker with these flags will decode itself, as far as flags alone tell."""
+    """`check_decoder` where a PD worker with these flags will decode itself, as far as flags alone tell.
+
+    ConfigError, too, for a dtype in which a vLLM that it starts does not compute.
+    """
     by_vllm = flags.engine == "vllm" or bool(flags.engine_url)
+    if by_vllm and not flags.engine_url:
+        _check_float32(path, flags)
     if not by_vllm and not (flags.engine == "auto" and flags.device.startswith("cuda")):
         check_decoder(path, flags.device)

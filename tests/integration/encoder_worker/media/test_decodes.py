@@ -60,7 +60,7 @@ async def sent(b: Bench, seed: int, tenant: str) -> Job:
 async def test_a_decode_ends_with_its_client_and_what_it_had_queued_never_begins(open_bench, decoders):
     async with open_bench(decode_threads=2) as b:
         jobs = [await sent(b, seed, ALICE) for seed in range(6)]
-        await until(lambda: all(job.heavy for job in b.worker.jobs.open_jobs()), "the headers of all")
+        await until(lambda: [job.heavy for job in b.worker.jobs.open_jobs()] == [True] * 6, "all headers")
         await until(lambda: decoders.running == 2, "the decodes of one tenant")
         assert used(b) == 2
         for job in reversed(jobs):
@@ -79,6 +79,7 @@ async def test_of_two_clients_of_one_item_one_leaves_and_the_decode_goes_on(open
         first, second = await sent(b, 1, ALICE), await sent(b, 1, BOB)
         await until(lambda: decoders.running == 1, "the decode")
         (job,) = b.worker.jobs.open_jobs()
+        await until(lambda: len(job.waiters) == 2, "both clients")
         first.call.cancel()
         await until(lambda: len(job.waiters) == 1, "one client less")
         assert job.tenant == BOB
@@ -163,8 +164,7 @@ async def test_decoded_bytes_stand_in_the_memory_of_prepared_media(open_bench, m
         assert b.metric("triptych_encoder_decoded_bytes") == nbytes
         first.call.cancel()
         second.call.cancel()
-        await until(lambda: not used(b), "the end of both")
-        assert b.worker.decoded.nbytes == 0
+        await until(lambda: not used(b) and b.worker.decoded.nbytes == 0, "the end of both")
     async with open_bench(decode_threads=2, prepared_memory=2 * nbytes) as b:
         await sent(b, 1, "")
         await sent(b, 2, "")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from support.chaos.rest import assert_at_rest
+from support.chaos.stages import hold
 from support.data.oracle import MIN_DISTINCT, assert_exact
 from support.data.traffic import Case, ask_all, expected, mixed_cases
 from support.processes.cluster import Cluster, wait_for
@@ -52,11 +53,16 @@ async def _exact(cluster: Cluster, model: Path, seed: int, count: int = 3) -> No
     assert_exact(references, [answer.token_ids for answer in answers])
 
 
+def _generated(cluster: Cluster) -> float:
+    return cluster.total("pd", "vllm:generation_tokens_total")
+
+
 async def _meanwhile(cluster: Cluster, model: Path, seed: int, fault) -> None:
     """Requests that are under way while `fault` happens, and some after it, are answered as by generate."""
     cases, references = _referenced(model, seed, 3, LONG)
+    before = _generated(cluster)
     running = asyncio.create_task(ask_all(cluster.url, cases, LONG, model="qwen3_vl"))
-    await asyncio.sleep(0.3)
+    await hold("first tokens", lambda: _generated(cluster) > before or running.done())
     assert not running.done()
     await asyncio.to_thread(fault)
     answers = await running

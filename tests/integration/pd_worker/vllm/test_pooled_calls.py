@@ -17,6 +17,7 @@ from support.data.retrieval import as_embedder, as_reranker
 from support.engine.pd_serving import slot, stored_items
 from support.vllm.scripted_server import Call, ScriptedServer, fails, hangs, pooled
 from support.vllm.serving import Served, front_model, fronting
+from triptych.pd_worker.vllm.adapters import Adapter
 from triptych.protos import pd_pb2
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -51,8 +52,11 @@ async def pooling(server: ScriptedServer, store: EmbeddingStore, embedder: Path)
         yield opened
 
 
-async def submit(served: Served, name: str, text="hello", items=(), **fields) -> pd_pb2.SubmitReply:
+async def submit(
+    served: Served, name: str, text="hello", items=(), adapter="", **fields
+) -> pd_pb2.SubmitReply:
     message = served.client.message(name, text, items=items)
+    message.adapter = adapter
     message.salt = "tenant"
     message.pooling.CopyFrom(pd_pb2.Pooling(**fields))
     return await served.client.submit(message)
@@ -180,3 +184,15 @@ async def test_scores_are_the_sigmoid_of_the_one_output(server, store, judge):
         reply = await submit(served, "r2")
         assert reply.error.param == "model" and "no embeddings" in reply.error.message
     assert front_model(model=str(judge)).pooling.task == "score"
+
+
+async def test_a_call_names_the_adapter_of_its_request(server, store, embedder):
+    server.default, server.adapters = gives(ROW), ("sql",)
+    adapter = Adapter("sql", Path("/adapters/sql"), 4, "a" * 64)
+    async with fronting(server, store, model=str(embedder), adapters=(adapter,)) as served:
+        for name, key in (("base", ""), ("sql", adapter.key)):
+            await submit(served, name, adapter=key)
+            await served.client.until(name)
+    bodies = [call.body for call in server.calls]
+    assert [body.get("model") for body in bodies] == [None, "sql"]
+    assert bodies[0]["cache_salt"] != bodies[1]["cache_salt"]

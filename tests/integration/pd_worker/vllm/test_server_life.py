@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import socket
 import time
 from types import SimpleNamespace
 
@@ -343,3 +345,16 @@ async def test_a_slow_server_is_read_as_it_writes(server, served):
     found = await ask(served)
     assert len(server.calls) == 1
     assert len(found.token_ids) == 12 and found.finished.reason == "length"
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_a_connection_that_a_server_accepts_as_it_stops_is_closed(turns):
+    async def stopped() -> None:
+        async with scripted_server() as server:
+            with socket.create_connection((server.host, int(server.url.rpartition(":")[2]))):
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                await server.stop()
+
+    asyncio.run(stopped())
+    gc.collect()  # what is open still is a warning

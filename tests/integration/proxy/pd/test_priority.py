@@ -68,6 +68,7 @@ async def test_a_picture_of_lower_priority_is_encoded_before_earlier_ones(store:
         asked.pop(0).cancel()  # its place in the tower is free
         await until(lambda: encoder.runs == 3, "the next run")
         assert encoder.run_items[2] == key_of(picture("lower"))
+        assert [job.priority for job in encoder.jobs] == [1, 1, 1, 1, 0]
         encoder.tower.set()
         await within("all replies", asyncio.gather(lower, *asked))
         await cluster.at_rest()

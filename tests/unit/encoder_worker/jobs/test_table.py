@@ -44,6 +44,14 @@ async def test_one_re_encode_makes_the_whole_job_a_re_encode(jobs: Jobs) -> None
     assert job.re_encode
 
 
+async def test_a_job_has_the_lowest_priority_of_its_streams(jobs: Jobs) -> None:
+    job = jobs.table.open(spec("a", priority=4))
+    assert job.priority == 4
+    jobs.table.open(spec("a", priority=-1))
+    jobs.table.open(spec("a", priority=9))
+    assert job.priority == -1
+
+
 async def test_unplanned_jobs_above_the_limit_are_refused_until_one_is_planned() -> None:
     jobs = Jobs(JobBounds(unplanned_jobs=1))
     job = jobs.table.open(spec("a"))

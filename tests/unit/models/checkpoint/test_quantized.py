@@ -221,6 +221,30 @@ def test_a_cluster_is_refused_where_its_workers_would_decode_themselves(flags, r
         check_for_engine(path, PDConfig(**flags))
 
 
+@pytest.mark.parametrize(
+    ("method", "flags", "refused"),
+    [
+        ("awq", {}, True),
+        ("gptq", {"dtype": "float32"}, True),
+        ("awq", {"dtype": "float16"}, False),
+        ("gptq", {"dtype": "bfloat16"}, False),
+        ("compressed-tensors", {}, False),
+        # The dtype of the checkpoint, and of a server that has started.
+        ("awq", {"device": "cuda"}, False),
+        ("awq", {"engine_url": "http://127.0.0.1:1"}, False),
+    ],
+)
+def test_a_vllm_of_ones_own_is_not_started_in_a_dtype_that_it_lacks(method, flags, refused, tmp_path):
+    source = build_checkpoint("qwen3_vl", tmp_path / "model")
+    path = edit_config(source, quantization_config={"quant_method": method, "bits": 4})
+    config = PDConfig(engine="vllm", **flags)
+    if not refused:
+        check_for_engine(path, config)
+        return
+    with pytest.raises(ConfigError, match=rf"{method} \(4 bits\).*give --dtype float16 to all workers"):
+        check_for_engine(path, config)
+
+
 PLAIN = {"model.visual.a.weight": "BF16", "model.ids": "I64", "model.mask": "BOOL", "model.table": "I32"}
 
 

@@ -138,9 +138,9 @@ def test_a_folder_that_is_no_adapter_is_refused_by_name(tmp_path: Path) -> None:
     assert "save_pretrained" in refusal()
 
 
-def test_a_model_that_only_pools_takes_no_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych.pd_worker.vllm.adapters.read_task", lambda path: "embed")
-    with pytest.raises(ConfigError, match="made to embed"):
+def test_a_model_for_scores_takes_no_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych.pd_worker.vllm.adapters.read_task", lambda path: "score")
+    with pytest.raises(ConfigError, match="gives scores, which no adapter changes: merge it"):
         read_adapters(config_of("qwen3_vl", f"a={tmp_path}"))
 
 
