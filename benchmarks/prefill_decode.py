@@ -129,10 +129,10 @@ def rows(taken: Mapping[str, Sequence[Figures]]) -> list[list[str]]:
         cells = []
         for system, rounds in taken.items():
             middle = number(statistics.median(each[key] for each in rounds))
-            ratio = statistics.median(
-                own[key] / other[key] for own, other in zip(rounds, beside, strict=True)
-            )
-            cells.append(middle if system == BOTH else f"{middle}: {ratio:.2f}")
+            pairs = zip(rounds, beside, strict=True)
+            ratios = [own[key] / other[key] for own, other in pairs if other[key]]
+            ratio = f"{statistics.median(ratios):.2f}" if ratios else "-"
+            cells.append(middle if system == BOTH else f"{middle}: {ratio}")
         lines.append([*key, *cells])
     return lines
 
@@ -150,7 +150,9 @@ def main() -> None:
     for turn in range(options.rounds):
         for name in list(measured)[:: 1 if turn % 2 else -1]:
             taken[name].append(measure(*measured[name], options.model, options.seconds, turn))
-            sys.stderr.write(f"round {turn + 1}: {name}\n")
+            # All of it: a run that is ended early has measured nevertheless.
+            figures = {" ".join(key): value for key, value in taken[name][-1].items()}
+            sys.stderr.write(f"round {turn + 1}: {name}: {json.dumps(figures)}\n")
     loads = "; ".join(f"{kind.name} {kind.rate:g}/s" for kind in KINDS)
     page = fill(
         "prefill_decode",

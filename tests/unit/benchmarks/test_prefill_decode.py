@@ -20,6 +20,11 @@ def test_a_ratio_is_the_median_of_the_rounds_own_ratios() -> None:
     ]
 
 
+def test_where_nothing_was_good_beside_it_there_is_no_ratio() -> None:
+    taken = {BOTH: [figures(0, 4), figures(0, 4)], "1 P + 1 D": [figures(2, 2), figures(4, 2)]}
+    assert rows(taken)[0] == ["text", "median TTFT", "0", "3: -"]
+
+
 def test_every_threshold_is_a_system_beside_the_workers_that_do_both() -> None:
     names = list(systems([0, 256]))
     assert names == [BOTH, "1 P + 1 D from 0 tokens", "1 P + 1 D from 256 tokens"]
