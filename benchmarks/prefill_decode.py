@@ -57,6 +57,8 @@ FIGURES = {
     "median TPOT": "median_tpot_ms",
     "P99 TPOT": "p99_tpot_ms",
 }
+#: Limits of a good request, ms to the first token and for each further one. Goodput is all kinds' together.
+LIMITS = ((500, 5), (500, 10), (250, 5), (250, 10))
 #: Figures of one cluster by kind and name.
 Figures = Mapping[tuple[str, str], float]
 
@@ -98,11 +100,25 @@ def measure(shape: WorkerCounts, words: Sequence[str], model: str, seconds: floa
                 load.kill()
         assert not any(ended), f"the loads ended with {ended}"
         found: dict[tuple[str, str], float] = {}
+        good = dict.fromkeys(LIMITS, 0)
         for kind, output in outputs.items():
             [window] = json.loads(output.with_suffix(".json").read_text())["windows"]
             assert not window["failed"], f"{window['failed']} of the {kind.name} failed"
             found |= {(kind.name, name): float(window[field]) for name, field in FIGURES.items()}
+            for limits in LIMITS:
+                good[limits] += good_requests(window, *limits)
+    for (first, each), count in good.items():
+        found["all: goodput, requests/s", f"TTFT {first}, TPOT {each} ms"] = count / seconds
     return found
+
+
+def good_requests(window: Mapping[str, Sequence[float]], ttft_ms: float, tpot_ms: float) -> int:
+    """Requests of a window of which no token came too late."""
+    of = zip(window["ttfts"], window["latencies"], window["output_lens"], strict=True)
+    return sum(
+        0 < 1000 * first <= ttft_ms and 1000 * (whole - first) <= tpot_ms * max(1, tokens - 1)
+        for first, whole, tokens in of
+    )
 
 
 def rows(taken: Mapping[str, Sequence[Figures]]) -> list[list[str]]:
@@ -113,10 +129,10 @@ def rows(taken: Mapping[str, Sequence[Figures]]) -> list[list[str]]:
         cells = []
         for system, rounds in taken.items():
             middle = number(statistics.median(each[key] for each in rounds))
-            ratio = statistics.median(
-                own[key] / other[key] for own, other in zip(rounds, beside, strict=True)
-            )
-            cells.append(middle if system == BOTH else f"{middle}: {ratio:.2f}")
+            pairs = zip(rounds, beside, strict=True)
+            ratios = [own[key] / other[key] for own, other in pairs if other[key]]
+            ratio = f"{statistics.median(ratios):.2f}" if ratios else "-"
+            cells.append(middle if system == BOTH else f"{middle}: {ratio}")
         lines.append([*key, *cells])
     return lines
 
@@ -134,7 +150,9 @@ def main() -> None:
     for turn in range(options.rounds):
         for name in list(measured)[:: 1 if turn % 2 else -1]:
             taken[name].append(measure(*measured[name], options.model, options.seconds, turn))
-            sys.stderr.write(f"round {turn + 1}: {name}\n")
+            # All of it: a run that is ended early has measured nevertheless.
+            figures = {" ".join(key): value for key, value in taken[name][-1].items()}
+            sys.stderr.write(f"round {turn + 1}: {name}: {json.dumps(figures)}\n")
     loads = "; ".join(f"{kind.name} {kind.rate:g}/s" for kind in KINDS)
     page = fill(
         "prefill_decode",

@@ -18,7 +18,8 @@ BUDGETS: tuple[SharedBudget, ...] = (
     SharedBudget(
         "input threads",
         "prompts rendered, tokenised and checked at once",
-        f"{INPUT_THREADS} threads, one of them for messages of up to {LARGE_MESSAGE >> 10} KiB",
+        f"{INPUT_THREADS} threads, one of them for messages of up to {LARGE_MESSAGE >> 10} KiB, of which one "
+        "tenant beside others has one",
         "turns",
         "they wait",
         made=("worker.py: ThreadPoolExecutor",),
@@ -34,7 +35,8 @@ BUDGETS: tuple[SharedBudget, ...] = (
     SharedBudget(
         "query threads",
         "questions answered at once",
-        f"{INPUT_THREADS} threads, one of them for messages of up to {LARGE_MESSAGE >> 10} KiB",
+        f"{INPUT_THREADS} threads, one of them for messages of up to {LARGE_MESSAGE >> 10} KiB, of which one "
+        "tenant beside others has one",
         "turns",
         "they wait",
         made=("worker.py: ThreadPoolExecutor",),
@@ -50,7 +52,8 @@ BUDGETS: tuple[SharedBudget, ...] = (
     SharedBudget(
         "step tokens",
         "tokens of one step",
-        "512 on a CPU, 8,192 on a GPU; half of it for prompts while others decode",
+        "512 on a CPU, 8,192 on a GPU; half of it for prompts while others decode, a quarter beside other "
+        "tenants where more takes above 20 ms",
         "turns",
         "prompts are prefilled in chunks",
         flag="--max-num-batched-tokens",

@@ -12,6 +12,7 @@ from functools import partial
 from triptych.base.config import ProxyConfig
 from triptych.base.delta import Delta
 from triptych.base.errors import InternalError, RequestError, Unavailable
+from triptych.base.least_service import RecentHolders
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.scaling import ScalingRules, ScalingTarget
 from triptych.base.types import PositionLogprobs, Task
@@ -46,7 +47,6 @@ from triptych.proxy.requests.recorder import Recorder
 from triptych.proxy.requests.request import Choices, InFlightRequest, draw_request_id
 from triptych.proxy.splitter import VideoSegments
 from triptych.proxy.turns.loop_turns import LoopTurns
-from triptych.proxy.turns.recent_holders import RecentHolders
 from triptych.proxy.workers import KnownWorkers, Worker
 from triptych.registry.matching import MISMATCHES
 

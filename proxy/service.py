@@ -296,7 +296,7 @@ class ProxyProcess:
             self.dispatcher,
             self.metrics,
             self.proxy_id,
-            decision=self.scaling.decision if self.scaling is not None else lambda pool: None,
+            decision=self.scaling.of_pool if self.scaling is not None else lambda pool: None,
             store_memory=lambda: shown.memory,
         )
 

@@ -280,6 +280,12 @@ class SchedulerLimits:
         return self.max_num_batched_tokens // 2
 
     @property
+    def least_prefill(self) -> int:
+        """Prefill tokens of a step, however long they make it beside other tenants: a device is busy with so
+        many."""
+        return max(1, self.max_num_batched_tokens // 4)
+
+    @property
     def fewest_overlap_tokens(self) -> int:
         """Prompt tokens of waiting requests for which alone a step is made."""
         return self.max_num_batched_tokens // 16

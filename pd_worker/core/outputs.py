@@ -135,6 +135,11 @@ class SchedulerOutput(msgspec.Struct):
         """Rows of the step: tokens of its chunks, and items' rows of its projections."""
         return sum(chunk.count for chunk in self.chunks) + sum(one.rows for one in self.projections)
 
+    @property
+    def prompt_rows(self) -> int:
+        """Tokens of its prefill chunks, but for single ones."""
+        return sum(chunk.count for chunk in self.chunks if chunk.count > 1)
+
     def rows_of_tenants(self) -> Counter[str]:
         """Tokens of its chunks, by tenant."""
         rows = Counter[str]()

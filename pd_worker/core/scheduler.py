@@ -60,7 +60,7 @@ class Scheduler:
         self.items = items
         self.swap = swap or SwapManager(0)
         self._cross_limits = cross
-        self._turns, self._shares = TenantTurns(), StepShares()
+        self._turns, self._shares = TenantTurns(), StepShares(limits.least_prefill)
         self._chunks = ChunkMaker(kv, items, self._turns)
         self._prompts = PromptTurns(kv, items, self._chunks, self._turns)
         self._overlap = OverlapPrefill(kv, items, self._chunks, limits, enabled=overlap_prefill)
@@ -108,6 +108,7 @@ class Scheduler:
         state = self._item_stage.new_state(request, now)
         self._requests.add(state)
         self._turns.add(state.tenant)
+        self._shares.came(state.tenant, now)
         self._waiting.add(state)
         if request.output.finished is not None:
             # A resumed request whose output was complete before it was submitted here.
@@ -222,6 +223,7 @@ class Scheduler:
     def _plan(self, output: SchedulerOutput, now: float) -> Budget:
         """The step's chunks, of all tenants but one that rests."""
         budget = self._decodes.plan(output, self._running, self._preempt)
+        budget.prefill = int(min(budget.prefill, self._shares.rows.count))
         self._prompts.collect(self._running, output)
         goes_on = self._start(output, budget, now)
         self._prompts.go_on(output, budget)
@@ -243,7 +245,7 @@ class Scheduler:
             self._fail(self.items.end_projections(output, self._running, result.unprojected), error)
         output.share_seconds(now)
         self._shares.computed(output.rows_of_tenants(), now - output.at)
-        self._shares.started(output.starts, now - output.at, now)
+        self._shares.ended(output.starts, output.prompt_rows, now - output.at, now)
         index = 0
         for place, chunk in enumerate(output.computable(swapped_in=result.swapped_in)):
             if place in result.non_finite:
@@ -333,7 +335,7 @@ class Scheduler:
         limit = self.limits.max_num_seqs
         for state in self._waiting.startable.with_slots(lambda: self._free_slots):
             self._prompts.go_on(output, budget, before=state)
-            if budget.for_prefill == 0 or output.starts >= self._shares.most_starts:
+            if budget.for_prefill == 0 or output.starts >= self._shares.starts.count:
                 return False
             if self.swap.is_leaving(state.request_id):
                 continue

@@ -1,4 +1,4 @@
-"""StepShares: one tenant's crowd sits out while others begin, and starts few at once. Pure values."""
+"""StepShares: one tenant's crowd sits out while others begin, and its steps are short. Pure values."""
 
 from __future__ import annotations
 
@@ -20,6 +20,32 @@ LEAST_STARTS = 8
 RECENT_SECONDS = 10.0
 
 
+class Most:
+    """The most of something that a step may have, found by how long steps have taken: none is long for it.
+
+    Where only one tenant is here there is no such limit. `least` a step may have however long that makes it.
+    """
+
+    def __init__(self, least: int) -> None:
+        self._least = least
+        self.count = math.inf
+
+    def begin(self) -> None:
+        """From now on there are several: nobody knows yet how long it takes."""
+        self.count = self._least
+
+    def end(self) -> None:
+        self.count = math.inf
+
+    def tried(self, count: int, seconds: float) -> None:
+        """A step with so many has taken so long."""
+        if seconds > LONG_SECONDS:
+            if count > self._least:
+                self.count = max(self._least, int(count * LONG_SECONDS / seconds))
+        elif count >= self.count:
+            self.count += max(self._least // 8, 1) if 2 * seconds > LONG_SECONDS else self.count // 2
+
+
 class StepShares:
     """What one tenant's crowd owes to the others: as many seconds as its last step has taken.
 
@@ -28,25 +54,36 @@ class StepShares:
     seconds. Whoever streams longer shares all steps: together they cost hardly more than alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, least_rows: int) -> None:
+        """`least_rows` of prompts may be in one step, however long that makes it."""
         self._tenant: str | None = None
         self._seconds = 0.0
         self._several_until = -math.inf
-        #: Requests that may start in the next step.
-        self.most_starts = math.inf
+        self._last: str | None = None
+        #: Requests that may start in the next step, and rows of prompts in it.
+        self.starts, self.rows = Most(LEAST_STARTS), Most(least_rows)
+
+    def came(self, tenant: str, now: float) -> None:
+        """A request of the tenant has come."""
+        if tenant != self._last is not None:
+            self.several(now)
+        self._last = tenant
 
     def several(self, now: float) -> None:
-        """More than one tenant has requests here."""
+        """More than one tenant has requests here, or has had some lately."""
+        if now >= self._several_until:
+            self.starts.begin()
+            self.rows.begin()
         self._several_until = now + RECENT_SECONDS
 
-    def started(self, starts: int, seconds: float, now: float) -> None:
-        """A step has ended in which so many requests have started."""
+    def ended(self, starts: int, rows: int, seconds: float, now: float) -> None:
+        """A step has ended in which so many requests have started, with so many rows of prompts."""
         if now >= self._several_until:
-            self.most_starts = math.inf
-        elif seconds > LONG_SECONDS and starts > LEAST_STARTS:
-            self.most_starts = max(LEAST_STARTS, int(starts * LONG_SECONDS / seconds))
-        elif starts >= self.most_starts:
-            self.most_starts += 1
+            self.starts.end()
+            self.rows.end()
+        else:
+            self.starts.tried(starts, seconds)
+            self.rows.tried(rows, seconds)
 
     def resting(self, startable: Collection[str], running: Iterable[RequestState]) -> str | None:
         """The tenant that sits the next step out: it owes, and requests of others could start or begin."""

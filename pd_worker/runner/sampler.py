@@ -34,7 +34,7 @@ class SamplerInput:
     eos_token_ids: Sequence[int] = ()
     #: The prompt's tokens, in any order; used by the repetition penalty.
     prompt_ids: Sequence[int] = ()
-    #: Tokens that the grammar allows, bool [V' ≤ V]; None: all. Those from V' on are not allowed.
+    #: Of the tokenizer's tokens those that the grammar allows, bool; None: all. Further ones are not allowed.
     allowed: np.ndarray | None = None
     #: Logits rules of the checkpoint or the task, applied first, with the whole prompt in order.
     rules: Sequence[LogitsRule] = ()
@@ -145,7 +145,8 @@ def _mask_grammars(rows: torch.Tensor, requests: Sequence[SamplerInput]) -> None
         return
     allowed = np.zeros((len(held), rows.shape[1]), dtype=bool)
     for place, (_, tokens) in zip(allowed, held, strict=True):
-        place[: len(tokens)] = tokens
+        known = tokens[: len(place)]
+        place[: len(known)] = known
     index = _on(rows, np.array([index for index, _ in held]))
     kept = rows.index_select(0, index).masked_fill_(~_on(rows, allowed), -torch.inf)
     rows.index_copy_(0, index, kept)

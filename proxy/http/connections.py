@@ -20,6 +20,7 @@ from triptych.base.errors import InvalidRequest, RequestError, RequestTimeout, T
 from triptych.proxy.http.counted_transport import CountedTransport
 from triptych.proxy.http.delivery import CONNECTION, SMALL_REPLY
 from triptych.proxy.http.json_body import closing_reply, error_json
+from triptych.proxy.http.lingering import LINGER_BYTES, Lingering
 from triptych.proxy.http.peers import BadHeader, parse_header
 from triptych.proxy.http.places import BUSY, ConnectionPlaces, Place
 from triptych.proxy.turns.loop_turns import LoopTurns
@@ -147,6 +148,8 @@ class LimitedConnection(HttpToolsProtocol):
         self._taken = 0
         #: How many requests wait until the client has caught up.
         self._waiting = 0
+        #: Set once the connection drops what comes.
+        self._lingering: Lingering | None = None
 
     @property
     def holder(self) -> str:
@@ -186,7 +189,7 @@ class LimitedConnection(HttpToolsProtocol):
             self._waiting -= 1
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._counted = CountedTransport(transport)
+        self._counted = CountedTransport(transport, self._linger)
         super().connection_made(cast(asyncio.Transport, self._counted))
         self.flow = HeldFlow(cast(asyncio.Transport, self._counted))
         self._head_since = self.loop.time()
@@ -239,14 +242,18 @@ class LimitedConnection(HttpToolsProtocol):
         """Asks for a turn, if bytes wait and the request before them has its reply."""
         if self._asked or not self._rest:
             return
-        if self._body_since is not None or self.cycle is None or self.cycle.response_complete:
+        reads_on = self._body_since is not None or self._lingering is not None
+        if reads_on or self.cycle is None or self.cycle.response_complete:
             self._asked = True
             self.turns.ask(self.holder, self._step)
 
     def _step(self) -> None:
         self._asked = False
         if self.transport.is_closing():
-            self._rest = b""
+            size, self._rest = len(self._rest), b""
+            if self._lingering is not None:
+                self.flow.hold(False)
+                self._lingering.drop(size, self.loop.time())
             return
         size = self._piece()
         piece, self._rest = self._rest[:size], self._rest[size:]
@@ -317,8 +324,27 @@ class LimitedConnection(HttpToolsProtocol):
         super().on_response_complete()
         self._proceed()
 
+    def _linger(self) -> bool:
+        """At the connection's close: whether its client may still send, and is read on, for one window."""
+        body = self._body_since is not None
+        if not body and not self._head_begun and not self._rest:
+            return False
+        left = min(body and self._missing or LINGER_BYTES, LINGER_BYTES) - len(self._rest)
+        if left <= 0:
+            return False
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # what it waits for does not come
+            self.cycle.message_event.set()
+        now = self.loop.time()
+        self._lingering = Lingering(self._counted.end, left, now + self.limits.window_seconds, now)
+        self._rest, self.flow.held = b"", False
+        self.flow.resume_reading()
+        return True
+
     def sweep(self, now: float) -> None:
         """Ends the connection when it has waited too long for its client."""
+        if self._lingering is not None:
+            self._lingering.sweep(now)
         if self.transport.is_closing() or self.flow.write_paused or self._waiting:
             self._sweep_unsent(now)
             return
@@ -356,11 +382,14 @@ class LimitedConnection(HttpToolsProtocol):
             self.transport.close()
 
     def _tell(self, error: RequestError) -> None:
-        """Closes, with a reply when none has begun."""
+        """Closes, with a reply when none has begun; whoever had its time has no more."""
         cycle = self.cycle
         if cycle is None or self._head_begun or not cycle.response_started:
             self._write_error(error)
-        self.transport.close()
+        if isinstance(error, RequestTimeout):
+            self._counted.end()
+        else:
+            self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP is refused as all else is; nothing is written into a reply that has begun."""

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import sys
 import termios
+from collections.abc import Callable
 from typing import Any
 
 #: What a reply's head begins with, and hardly anything else.
@@ -18,12 +19,17 @@ class CountedTransport:
 
     A reply's head waits for the first piece of its body, and for the loop's next turn at most: a system call
     and a wake-up of the client's process cost as much as a tenth of a small request.
+
+    `lingers` is asked at the connection's close: whether it still reads. Then it only writes no more, until
+    `end`.
     """
 
-    __slots__ = ("_head", "_transport", "_written")
+    __slots__ = ("_head", "_lingers", "_lingering", "_transport", "_written")
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, lingers: Callable[[], bool] = lambda: False) -> None:
         self._transport = transport
+        self._lingers = lingers
+        self._lingering = False
         self._written = 0
         #: Written, and not passed on yet.
         self._head = b""
@@ -33,7 +39,7 @@ class CountedTransport:
 
     def write(self, data: bytes) -> None:
         """Nothing to a client that has gone: uvloop's transports raise where asyncio's say nothing."""
-        if self._transport.is_closing():
+        if self.is_closing():
             return
         self._written += len(data)
         if self._head:
@@ -44,8 +50,21 @@ class CountedTransport:
             return
         self._transport.write(data)
 
+    def is_closing(self) -> bool:
+        return self._lingering or self._transport.is_closing()
+
     def close(self) -> None:
-        """After what has been written."""
+        """After what has been written. Closed twice, it does not linger."""
+        if self.is_closing() or not self._lingers():
+            self.end()
+            return
+        self._flush()
+        self._lingering = True
+        if self._transport.can_write_eof():  # not over TLS
+            self._transport.write_eof()
+
+    def end(self) -> None:
+        """After what has been written, whatever the client still sends."""
         self._flush()
         self._transport.close()
 

@@ -22,7 +22,7 @@ from triptych.proxy.http.json_body import FEW_VALUES, count_values, error_event,
 from triptych.proxy.parsing.parse import Parse
 from triptych.proxy.parsing.parsers import INLINE_BYTES, THREAD_BYTES, Parsers
 from triptych.proxy.quotas.current_call import current_call
-from triptych.proxy.quotas.quota import Quota, QuotaExceeded
+from triptych.proxy.quotas.quota import Quota
 
 logger = logging.getLogger(__name__)
 
@@ -87,8 +87,7 @@ class PostEndpoint(ABC, Generic[P]):
             await reply.error(MethodNotAllowed("use POST"))
             return
         try:
-            raw = await self._read(headers, receive, ends=_ends(scope, headers))
-            await self._serve(await self._request(raw, headers, reply), receive, reply)
+            await self._serve(await self._request(headers, receive, reply), receive, reply)
         except ClientGone:
             logger.info("request %s: the client has gone", request_id, extra=log_fields(label=request_id))
         except RequestError as error:
@@ -99,7 +98,8 @@ class PostEndpoint(ABC, Generic[P]):
             logger.exception("request %s", request_id, extra=log_fields(label=request_id))
             await reply.error(InternalError("an unexpected error in the proxy"))
 
-    async def _request(self, raw: bytes, headers: dict[bytes, bytes], reply: HttpReply) -> P:
+    async def _request(self, headers: dict[bytes, bytes], receive: Receive, reply: HttpReply) -> P:
+        raw = await self._read(headers, receive)
         if not raw:
             raise InvalidRequest(f"the request body is empty: {self.expected}", param="body")
         content_type = headers.get(b"content-type", b"")
@@ -114,41 +114,24 @@ class PostEndpoint(ABC, Generic[P]):
         reply.headers = ignored_header(names, self.body.__struct_fields__, reject=self.reject_unknown)
         return request
 
-    async def _read(self, headers: dict[bytes, bytes], receive: Receive, *, ends: bool) -> bytes:
-        """`ends`: whether the connection ends with the reply."""
+    async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         length = headers.get(b"content-length", b"")
         announced = int(length) if length.isdigit() else 0
-        chunks, size = [], 0
-        large, refusal = False, None
+        chunks, size, has_place = [], 0, False
         while max(size, announced) <= self._max_body:
-            if not large and max(size, announced) > THREAD_BYTES:
-                large, refusal = True, self._refusal()
-                if refusal is not None and not ends:
-                    raise refusal
+            if not has_place and max(size, announced) > THREAD_BYTES:
+                # To read and parse so much costs everybody more than the refusal does.
+                self.check_place()
+                has_place = True
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
-            size += len(message.get("body", b""))
-            if refusal is None:
-                chunks.append(message.get("body", b""))
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
             if size <= self._max_body and not message.get("more_body", False):
-                if refusal is not None:
-                    raise refusal
                 return await _joined(chunks, size)
         limit = format_size(self._max_body)
         raise TooLarge(f"the request body is above {limit}; {self.smaller}", param="body")
-
-    def _refusal(self) -> QuotaExceeded | None:
-        """Of a large body that has no place: to parse it costs everybody more than this reply does.
-
-        A connection that ends with the reply is read to the body's end before it: it would be reset, and
-        the reply be lost with it.
-        """
-        try:
-            self.check_place()
-        except QuotaExceeded as error:
-            return error
-        return None
 
     async def _serve(self, request: P, receive: Receive, reply: HttpReply) -> None:
         """Answers while watching the client: when it disconnects or takes nothing, everything is cancelled.
@@ -171,10 +154,6 @@ class PostEndpoint(ABC, Generic[P]):
             await asyncio.gather(answer, watch, return_exceptions=True)
             # An error's traceback holds this frame, and the task the error: a cycle would keep the body.
             del answer, watch, task
-
-
-def _ends(scope: Scope, headers: dict[bytes, bytes]) -> bool:
-    return scope.get("http_version") == "1.0" or headers.get(b"connection", b"").lower() == b"close"
 
 
 async def _joined(chunks: list[bytes], size: int) -> bytes:

@@ -12,6 +12,7 @@ from itertools import islice
 import grpc
 from grpc import aio
 
+from triptych.base.least_service import RecentHolders
 from triptych.base.log import log_fields
 from triptych.base.rpc.channels import INCARNATION_HEADER
 from triptych.base.types import EmbeddingSource
@@ -24,7 +25,6 @@ from triptych.proxy.pd.window import ALONE, SHARED, SubmitWindow
 from triptych.proxy.pd.wire import PDStub, connect, deliver
 from triptych.proxy.pool import WorkerPool
 from triptych.proxy.ports import LinkOwner, PDLoadReport, ProcessEnd, RequestEvents
-from triptych.proxy.turns.recent_holders import RecentHolders
 
 logger = logging.getLogger(__name__)
 

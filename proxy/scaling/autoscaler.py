@@ -19,7 +19,7 @@ from triptych.base.config.proxy import ScalingConfig
 from triptych.base.errors import TriptychError
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.rpc.tls.certificates import Certificates
-from triptych.base.scaling import PoolDemand, ScalingDecision, ScalingTarget
+from triptych.base.scaling import PoolDemand, ScalingDecision, ScalingTarget, combined
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.scaling.cold_starts import ColdStarts
 from triptych.proxy.scaling.keda import ScalerServer
@@ -110,6 +110,15 @@ class Autoscaler:
         if watched is None or self._clock() >= watched.until:
             return None
         return watched.decision
+
+    def of_pool(self, pool: str) -> ScalingDecision | None:
+        """The decisions in force about all targets of a pool as one; of several the reason names each."""
+        found = {
+            watched.pool.target: decision
+            for name, watched in self._watched.items()
+            if watched.pool.target.pool == pool and (decision := self.decision(name)) is not None
+        }
+        return combined(found)
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """`listener` is called in the event loop when a decision has changed."""

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from triptych.proxy.turns.recent_holders import RecentHolders
+from triptych.base.least_service import RecentHolders
 
 #: In each turn of the loop: a step and the task that it starts hold it for up to half a millisecond.
 STEPS = 2

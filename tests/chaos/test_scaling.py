@@ -146,6 +146,22 @@ def _running(cluster: Cluster) -> list[int]:
     return [int(page["vllm:num_requests_running"]) for page in pages]
 
 
+@pytest.mark.slow
+async def test_a_role_grows_with_its_own_work_and_shrinks_after_it(start, cases, reference):
+    texts = [index for index, case in enumerate(cases) if not case.encoded][:4]
+    crowd = [cases[index] for index in texts]
+    roles = ("--prefill-workers", "1", "--decode-workers", "1..2", "--prefill-threshold", "0")
+    cluster = scaled(start, *roles, "--max-num-seqs", "2", tower=0.0, step=0.1)
+    assert sorted(cluster.pids("pd")) == ["pd-0", "pd-1"]
+    async with Streams(cluster.url, crowd, 100, ["grow"]) as streams:
+        await hold("a second decode worker", lambda: "pd-2" in cluster.pids("pd"), streams)
+        got = await streams.all()
+    assert_exact([reference[index] for index in texts], [answer.token_ids for answer in got])
+    await hold("one decode worker again", lambda: sorted(cluster.pids("pd")) == ["pd-0", "pd-1"])
+    told = re.findall(r"pd;role=(\w+) pool of (\d) \(\w+\): (.*)", cluster.log.read_text(errors="replace"))
+    assert told == [("decode", "1", "start pd-2"), ("decode", "2", "drain pd-2")]
+
+
 async def _decide(cluster: Cluster, pool: str, workers: int) -> None:
     """Puts a decision in force that the proxy has not made; its next one takes the place of it."""
     store = await EmbeddingStore.connect(cluster.store_url)

@@ -64,7 +64,7 @@ def test_only_encoders_write_and_only_pd_workers_read_embeddings_and_vllm_does_b
     }
 
 
-def test_only_pd_workers_reach_kv_blocks() -> None:
+def test_only_pd_workers_and_vllms_tier_reach_kv_blocks() -> None:
     may = {
         role: {command for command, key in grants_of(role) if key == KV_BLOCKS} - {"eval"}
         for role in ALL_ROLES
@@ -73,7 +73,7 @@ def test_only_pd_workers_reach_kv_blocks() -> None:
         "proxy": set(),
         "encoder": set(),
         "pd": {"getrange", "expire", "get", "set", "unlink"},
-        "vllm": set(),
+        "vllm": {"getrange", "expire", "get", "set", "unlink"},
     }
 
 
@@ -83,7 +83,7 @@ def test_proxies_write_no_registration_and_workers_no_demand_and_no_decision() -
         assert not [key for _, key in grants_of(role) if key.startswith("{scaling}")]
     for role in ("pd", "vllm"):
         assert not [key for _, key in grants_of(role) if key.startswith("{leases}")]
-    assert {key for _, key in grants_of("vllm")} == {"", EMBEDDINGS}
+    assert {key for _, key in grants_of("vllm")} == {"", EMBEDDINGS, KV_BLOCKS, *keys.kv_usage("*", "*")}
 
 
 CHART = Path(__file__).parents[2] / "deploy" / "helm" / "triptych"

@@ -14,18 +14,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 from support.data.oracle import OracleResult, first_difference
-from support.data.quantized import Format, awq, compressed, gptq, write_quantized
+from support.data.quantized import Format, awq, compressed, fp8, gptq, write_quantized
 from support.data.traffic import Answer, Case, ask_all, expected, mixed_cases
 from support.vllm_engine.checkpoints import reseeded, vllm_checkpoint
 from support.vllm_engine.encoders import EncoderProcess
 from support.vllm_engine.engines import Engines
 from support.vllm_engine.front_door import FrontDoor
 from support.vllm_engine.server import HOME, ROOT, vllm_environment
+from triptych.models.checkpoint.quantized import IN_16_BITS
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -43,6 +46,12 @@ class Kind:
     dtype: str
     apart: float
     rounds_inputs: bool = False
+
+    @property
+    def marks(self) -> list[pytest.MarkDecorator]:
+        lacks = not self.rounds_inputs and not torch.cpu._is_avx512_supported()
+        reason = "vLLM's library for AVX2 has no cpu_gemm_wna16, its product with weights of 4 bits"
+        return [pytest.mark.skipif(lacks, reason=reason)]
 
 
 KINDS = {
@@ -89,7 +98,7 @@ def seed() -> int:
     return drawn
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=kind.marks) for name, kind in KINDS.items()])
 def served(
     request: pytest.FixtureRequest, seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
@@ -114,6 +123,23 @@ def served(
         engines.stop()
 
 
+def run_alone(folder: Path, job: dict[str, Any]) -> tuple[int, str]:
+    """The exit code and the log of a vLLM without a server that does `job`; see own_answers.py."""
+    file, log = folder / "job.json", folder / "alone.log"
+    file.write_text(json.dumps(job))
+    program = ROOT / "tests" / "support" / "vllm_engine" / "own_answers.py"
+    with log.open("wb") as written:
+        ended = subprocess.run(
+            [str(HOME / "venv" / "bin" / "python"), str(program), str(file)],
+            env=vllm_environment() | OFFLINE,
+            stdin=subprocess.DEVNULL,
+            stdout=written,
+            stderr=written,
+            timeout=400,
+        )
+    return ended.returncode, log.read_text()
+
+
 def _is_decoders(key: str) -> bool:
     return "language_model.layers" in key and "norm" not in key
 
@@ -124,7 +150,7 @@ def pictures(cases: Sequence[Case]) -> dict[bytes, Image.Image]:
 
 def alone(served: Served) -> list[OracleResult]:
     """What vLLM answers that has the checkpoint alone and is given the pictures."""
-    out, job = served.folder / "answers.json", served.folder / "job.json"
+    out = served.folder / "answers.json"
     asked = {
         "checkpoint": str(served.quantized),
         "dtype": served.kind.dtype,
@@ -132,19 +158,8 @@ def alone(served: Served) -> list[OracleResult]:
         "tokens": TOKENS,
         "out": str(out),
     }
-    job.write_text(json.dumps(asked))
-    program = ROOT / "tests" / "support" / "vllm_engine" / "own_answers.py"
-    log = served.folder / "alone.log"
-    with log.open("wb") as written:
-        ended = subprocess.run(
-            [str(HOME / "venv" / "bin" / "python"), str(program), str(job)],
-            env=vllm_environment() | OFFLINE,
-            stdin=subprocess.DEVNULL,
-            stdout=written,
-            stderr=written,
-            timeout=400,
-        )
-    assert ended.returncode == 0, log.read_text()[-4000:]
+    code, log = run_alone(served.folder, asked)
+    assert code == 0, log[-4000:]
     return [
         OracleResult(one["prompt"], one["tokens"], one["margins"], one["runners_up"])
         for one in json.loads(out.read_text())
@@ -184,3 +199,47 @@ async def test_36_requests_at_once_are_answered_as_by_vllm_alone(served):
     unrounded = await asyncio.to_thread(expected, served.source, served.saved, TOKENS)
     with pytest.raises(AssertionError):
         assert_near(served.kind, unrounded, answers[: len(unrounded)])
+
+
+def test_the_formats_that_are_refused_in_float32_are_those_that_vllm_refuses():
+    names = [*IN_16_BITS, "compressed-tensors"]
+    program = (
+        "import json; from vllm.model_executor.layers.quantization import get_quantization_config as of; "
+        "dtypes = lambda name: object.__new__(of(name)).get_supported_act_dtypes(); "
+        f"print(json.dumps({{name: list(map(str, dtypes(name))) for name in {names!r}}}))"
+    )
+    ended = subprocess.run(
+        [str(HOME / "venv" / "bin" / "python"), "-c", program],
+        env=vllm_environment() | OFFLINE,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    taken = json.loads(ended.stdout.splitlines()[-1])
+    assert {name for name, dtypes in taken.items() if "torch.float32" not in dtypes} == IN_16_BITS.keys()
+    assert all(f"torch.{dtype}" in taken[name] for name, dtype in IN_16_BITS.items())
+
+
+NO_AMX = pytest.mark.skipif(torch.cpu._is_amx_tile_supported(), reason="a CPU with AMX has the kernel")
+
+
+@pytest.mark.parametrize(
+    ("block", "why"),
+    [
+        pytest.param(
+            (32, 32),
+            "CPUFp8BlockScaledMMKernel requires AMX tile support (Sapphire Rapids or newer).",
+            marks=NO_AMX,
+        ),
+        (None, "weight_scale_inv' in Qwen3LLMModel"),
+    ],
+    ids=["block", "tensor"],
+)
+def test_vllm_says_why_it_does_not_start_with_fp8(block, why, tmp_path):
+    source = vllm_checkpoint("qwen3_vl", tmp_path / "source")
+    quantized, _ = write_quantized(source, tmp_path, fp8(block), _is_decoders)
+    job = {"checkpoint": str(quantized), "dtype": "bfloat16", "conversations": [], "tokens": 1, "out": ""}
+    code, log = run_alone(tmp_path, job)
+    assert code and why in log, log[-4000:]

@@ -61,6 +61,18 @@ _REGISTRATION = (
 _USAGE = keys.usage("*", "*", "*")
 _KV_USAGE = keys.kv_usage("*", "*")
 
+#: Of KV blocks.
+_ON_KV = (
+    _script(control.LOOK_UP, KV_BLOCKS),
+    *map(_on_kv_blocks, ("get", "getrange", "set")),
+    _script(control.DROP_DAMAGED, KV_BLOCKS),
+    _script(control.DELETE_PARTS, KV_BLOCKS),
+    _script(shares.DELETE, KV_BLOCKS),
+    _script(kv_budget.COUNT_KV, *_KV_USAGE),
+    _script(kv_budget.GIVE_UP_KV, *_KV_USAGE),
+    _script(kv_budget.TOUCH_KV, _KV_USAGE[1]),
+)
+
 #: Each role's uses of the store.
 ROLES: dict[str, tuple[Use, ...]] = {
     "proxy": (
@@ -103,15 +115,8 @@ ROLES: dict[str, tuple[Use, ...]] = {
         _LOOK_UP,
         _on_embeddings("get"),
         _on_embeddings("getrange"),
-        # Of KV blocks, with --share-prefixes.
-        _script(control.LOOK_UP, KV_BLOCKS),
-        *map(_on_kv_blocks, ("get", "getrange", "set")),
-        _script(control.DROP_DAMAGED, KV_BLOCKS),
-        _script(control.DELETE_PARTS, KV_BLOCKS),
-        _script(shares.DELETE, KV_BLOCKS),
-        _script(kv_budget.COUNT_KV, *_KV_USAGE),
-        _script(kv_budget.GIVE_UP_KV, *_KV_USAGE),
-        _script(kv_budget.TOUCH_KV, _KV_USAGE[1]),
+        # With --share-prefixes.
+        *_ON_KV,
     ),
 }
 
@@ -125,6 +130,8 @@ OPTIONAL_ROLES: dict[str, tuple[Use, ...]] = {
         _on_embeddings("set"),
         _script(control.DROP_DAMAGED, EMBEDDINGS),
         _script(control.DELETE_PARTS, EMBEDDINGS),
+        # By the tier of its KV cache.
+        *_ON_KV,
     ),
 }
 

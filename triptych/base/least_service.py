@@ -1,9 +1,10 @@
-"""Turns between tenants by least service, by arrival inside one. Pure values."""
+"""Turns between tenants by least service, by arrival inside one, and whether there are several now."""
 
 from __future__ import annotations
 
+import time
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from operator import itemgetter
 from typing import Generic, TypeVar
 
@@ -81,9 +82,14 @@ class TurnQueue(Generic[T]):
             self._service.enter(tenant)
         insort(self._waiting[tenant], (priority, thing), key=itemgetter(0))
 
-    def take(self) -> tuple[str, T]:
-        """The next one, and its tenant, which is to be charged for it."""
-        tenant = self._service.next(self._waiting)
+    @property
+    def tenants(self) -> Collection[str]:
+        """Those that have something here."""
+        return self._waiting.keys()
+
+    def take(self, tenants: Iterable[str] | None = None) -> tuple[str, T]:
+        """The next one, of all or of these tenants, and its tenant, which is to be charged for it."""
+        tenant = self._service.next(self._waiting if tenants is None else tenants)
         things = self._waiting[tenant]
         _, thing = things.pop(0)
         if not things:
@@ -92,3 +98,33 @@ class TurnQueue(Generic[T]):
 
     def charge(self, tenant: str, service: float) -> None:
         self._service.charge(tenant, service)
+
+
+#: A client that asks now and then is not forgotten between two of its requests.
+RECENT_SECONDS = 10.0
+
+
+class RecentHolders:
+    """Says whether several holders share something now: then it is cut fine, so that nobody waits for long.
+
+    What is cut fine costs more in all, which one holder alone need not pay.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last: str | None = None
+        self._shared_until: float | None = None
+
+    def note(self, holder: str) -> None:
+        """The holder asks now."""
+        if holder != self._last:
+            if self._last is not None:
+                self._shared_until = self._clock() + RECENT_SECONDS
+            self._last = holder
+
+    @property
+    def several(self) -> bool:
+        """Whether the holder has changed in the last seconds; with one alone without a look at the clock."""
+        if self._shared_until is not None and self._clock() >= self._shared_until:
+            self._shared_until = None
+        return self._shared_until is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 #: Pools as the registry names them, and the roles of PD workers that may be scaled apart.
@@ -205,3 +205,15 @@ class ScalingDecision:
     workers: int
     reason: str
     active: bool
+
+
+def combined(decisions: Mapping[ScalingTarget, ScalingDecision]) -> ScalingDecision | None:
+    """Decisions about parts of a pool as one about the pool: its reason names each part, with its workers."""
+    parts = []
+    for target, decision in decisions.items():
+        part = " ".join(filter(None, (target.model, target.kind, target.role)))
+        parts.append(f"{part} {decision.workers}: {decision.reason}" if part else decision.reason)
+    if not parts:
+        return None
+    workers = sum(decision.workers for decision in decisions.values())
+    return ScalingDecision(workers, ", ".join(parts), any(each.active for each in decisions.values()))

@@ -298,7 +298,7 @@ class StoreReach:
         self._ping = ping
         self._tell = tell
         self._while_lost = while_lost
-        self._answers = 0
+        self._answers = self._lost_at = 0
         self._clock = StallClock(PING_INTERVAL + PING_SECONDS, SILENCE_SECONDS)
         self._task: asyncio.Task[None] | None = None
         self.reaches = True
@@ -326,11 +326,14 @@ class StoreReach:
 
     async def _look(self, now: float) -> None:
         reaches = self._clock.poll(self._answers, now) < SILENCE_SECONDS
+        # After a pause of this process the clock starts again: only an answer brings a store back.
+        reaches = reaches and (self.reaches or self._answers > self._lost_at)
         if reaches is not self.reaches:
             self.reaches = reaches
             if reaches:
                 logger.info("the store answers again")
             else:
+                self._lost_at = self._answers
                 logger.warning("the store is out of reach: what needs it goes on elsewhere")
             await self._tell(reaches)
         if not reaches:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from support.data.checkpoints import build_checkpoint
 from support.data.traffic import picture
+from support.processes.cluster import PATIENCE, wait_for
 from support.tools import tool
 from triptych.apps.cli.app import app
 
@@ -40,9 +43,18 @@ def store(tmp_path: Path) -> Iterator[str]:
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,
     )
-    yield host
-    server.terminate()
-    server.wait(10)
+    try:
+        wait_for("the store", lambda: _listens(host) or server.poll())
+        yield host
+    finally:
+        server.terminate()
+        server.wait(PATIENCE)
+
+
+def _listens(host: str) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((host, 6379), PATIENCE):
+        return True
+    return False
 
 
 @pytest.fixture

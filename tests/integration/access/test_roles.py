@@ -124,11 +124,7 @@ async def use_as_pd(url: str) -> None:
     """What a PD worker does."""
     async with _connected(url) as store:
         await _pd_uses(store)
-    blocks = await EmbeddingStore.connect(url, kind=keys.KV)
-    try:
-        await _shares_kv(blocks)
-    finally:
-        await blocks.close()
+    await _shares_kv(url, "blocks")
 
 
 async def _pd_uses(store: EmbeddingStore) -> None:
@@ -147,9 +143,17 @@ async def _pd_uses(store: EmbeddingStore) -> None:
     assert await store.look_up([(whole.mm_hash, NAMESPACE)]) == [whole]
 
 
-async def _shares_kv(store: EmbeddingStore) -> None:
+async def _shares_kv(url: str, name: str) -> None:
     """Saves and loads of KV blocks, for which the store has little room."""
-    plans = [make_plan(f"blocks {n}", rows=90) for n in range(16)]
+    store = await EmbeddingStore.connect(url, kind=keys.KV)
+    try:
+        await _shared_kv(store, name)
+    finally:
+        await store.close()
+
+
+async def _shared_kv(store: EmbeddingStore, name: str) -> None:
+    plans = [make_plan(f"{name} {n}", rows=90) for n in range(16)]
     shards = [await store.topology.shard_of(keys.embedding(plan.mm_hash, keys.KV)) for plan in plans]
     plans = [plan for plan, shard in zip(plans, shards, strict=True) if shard == shards[0]]
     budget = KVBudget(store.topology, store.control, 0.0)
@@ -222,6 +226,8 @@ async def use_as_vllm(url: str) -> None:
     finally:
         await asyncio.to_thread(loader.close)
         await asyncio.to_thread(saver.close)
+    # The tier of its KV cache.
+    await _shares_kv(url, "chunks")
 
 
 async def _loaded(loader: CopyLoader, plan: ItemPlan) -> LoadOutcome:

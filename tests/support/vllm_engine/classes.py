@@ -14,7 +14,7 @@ from support.videos.classes import CLASSES as VIDEO_CLASSES
 from support.zoo.checkpoint import own_processor, write_checkpoint
 from support.zoo.models import RECIPES
 from support.zoo.processors import OwnProcessor
-from support.zoo.recipe import HIDDEN, Config, Recipe, Tensors
+from support.zoo.recipe import AUDIO, HIDDEN, IMAGE, VIDEO, Config, Recipe, Tensors
 from triptych.base.vllm_classes import CLASSES
 from triptych.models.registry import FAMILIES
 
@@ -56,6 +56,9 @@ _HUB_FIELDS: dict[str, Config] = {
 #: Of these, hubs have the experts' tensors the other way round than transformers 5 writes them.
 _TRANSPOSED = ("Qwen3VLMoeForConditionalGeneration",)
 _NESTED_TOWERS = ("Gemma3ForConditionalGeneration",)
+#: These have no placeholders in their answers, as no trained model has: vLLM goes on behind one with its own
+#: embedding, transformers with that of the padding.
+_WITHOUT_PLACEHOLDERS = ("Gemma4ForConditionalGeneration",)
 
 
 def recipe_of(architecture: str) -> Recipe:
@@ -100,6 +103,9 @@ def _as_hubs(architecture: str, tensors: Tensors) -> Tensors:
     if architecture in _NESTED_TOWERS:
         nested = "vision_tower.vision_model."
         return {name.replace("vision_tower.", nested): tensor for name, tensor in tensors.items()}
+    if architecture in _WITHOUT_PLACEHOLDERS:
+        # The head's rows, too.
+        tensors["model.language_model.embed_tokens.weight"][[IMAGE, VIDEO, AUDIO]] = 0
     return tensors
 
 

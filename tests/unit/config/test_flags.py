@@ -173,7 +173,19 @@ def test_pd_workers_with_roles_are_all_planned_for_and_prefill_comes_first() -> 
     assert config.counts.pd_workers == 3
     assert config.pools["pd"] == WorkerRange.fixed(3)
     assert [config.role(number) for number in range(3)] == ["prefill", "decode", "decode"]
+    assert config.scaled == {}
     assert parse(ServeConfig, "serve").role(0) == "both"
+
+
+def test_each_role_that_is_a_range_is_scaled_apart() -> None:
+    config = parse(
+        ServeConfig, "serve", "--prefill-workers", "1..2", "--decode-workers", "2", "--encoders", "0..1"
+    )
+    assert config.pools["pd"] == WorkerRange(3, 4)
+    assert config.scaled == {"encoder": WorkerRange(0, 1), "pd;role=prefill": WorkerRange(1, 2)}
+    assert [config.role(number) for number in range(4)] == ["prefill", "prefill", "decode", "decode"]
+    pd = parse(ServeConfig, "serve", "--pd-workers", "1..3", "--encoders", "2")
+    assert pd.scaled == {"pd": WorkerRange(1, 3)}
 
 
 @pytest.mark.parametrize(
@@ -186,8 +198,8 @@ def test_pd_workers_with_roles_are_all_planned_for_and_prefill_comes_first() -> 
             ("--pd-workers 2", "leave it out"),
         ),
         (
-            ("--prefill-workers", "1", "--decode-workers", "1..3"),
-            ("--decode-workers 1..3", "a fixed number, like 3"),
+            ("--prefill-workers", "0..2", "--decode-workers", "1"),
+            ("--prefill-workers 0..2", "the minimum is at least 1; write 1..2"),
         ),
         (
             ("--prefill-workers", "1", "--decode-workers", "1", "--topology", "colocated"),

@@ -203,3 +203,14 @@ def test_torchs_memory_is_configured_and_a_users_setting_counts(monkeypatch, giv
     monkeypatch.setattr(os, "environ", dict(given))
     library_environment()
     assert os.environ.get("PYTORCH_ALLOC_CONF") == expected
+
+
+def test_in_a_service_a_thread_waits_for_the_interpreter_a_tenth_as_long() -> None:
+    program = (
+        "import sys; from triptych.apps.cli.commands.services import _start; "
+        "from triptych.base.config import ProxyConfig; "
+        "usual = sys.getswitchinterval(); _start('proxy', ProxyConfig()); "
+        "print(sys.getswitchinterval() / usual)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "0.1", done.stderr

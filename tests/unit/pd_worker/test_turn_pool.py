@@ -96,3 +96,20 @@ async def test_work_that_is_not_wanted_any_more_takes_no_place():
     with pytest.raises(Unavailable):
         await late
     assert threads.executor.order == ["l1", "l3"]
+
+
+async def test_beside_others_a_tenant_leaves_a_place_free_and_alone_it_has_all():
+    threads = Threads(2)
+    await threads.ask("a1", "a2", "a3")
+    assert threads.executor.order == ["a1", "a2"]
+    await threads.ask("b1", tenant="b")
+    await threads.executor.end("a1")
+    await threads.executor.end("b1")
+    assert threads.executor.order == ["a1", "a2", "b1"]  # and a3 waits, though a place is free
+    await threads.ask("b2", tenant="b")
+    assert threads.executor.order[3:] == ["b2"]
+    await threads.executor.end("a2")
+    assert threads.executor.order[4:] == ["a3"]
+    for name in ("b2", "a3"):
+        await threads.executor.end(name)
+    assert not threads.pool._running

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 
+from support.beats import StandingLoop
 from support.waiting import until
 from triptych.registry import registry as module
 from triptych.registry.registry import StorePatience, StoreReach
@@ -66,6 +67,22 @@ async def test_a_ping_that_hangs_is_an_answer_that_does_not_come(monkeypatch: py
     async with StoreReach(hang, store.tell, store.fail):
         await until(lambda: store.failed > 2)
     assert store.told == [True, False]
+
+
+async def test_a_pause_of_the_process_itself_does_not_bring_a_store_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = Store()
+    store.there = False
+    async with store.reach:
+        await until(lambda: store.failed > 2)
+        StandingLoop(monkeypatch).stand_still(10.0)
+        failed = store.failed
+        await until(lambda: store.failed > failed + 2 or store.reach.reaches)
+        assert store.told == [True, False]
+        store.there = True
+        await until(lambda: store.reach.reaches)
+    assert store.told == [True, False, True]
 
 
 async def test_an_error_in_what_follows_is_logged_and_does_not_end_the_pings(

@@ -143,11 +143,6 @@ GRACE_SECONDS = 35.0
 DRAIN_SECONDS = 120.0
 
 
-def pool_of(name: str) -> str:
-    """The kind of worker that has this name: "encoder" of "encoder-0"."""
-    return name.rpartition("-")[0]
-
-
 class LocalWorkers:
     """The workers of a cluster plan as processes of this machine.
 
@@ -180,18 +175,19 @@ class LocalWorkers:
         return {name: both[name].pid for name in self._commands if name in both}
 
     def workers(self, pool: str) -> PoolWorkers:
-        """The workers of a pool."""
+        """The workers of a pool, or of a role in it that is scaled apart."""
+        of = self._plan.target
         return PoolWorkers(
-            names=[name for name in self._commands if pool_of(name) == pool and name not in self._refused],
-            running=[name for name in self._running if pool_of(name) == pool],
-            draining=[name for name in self._draining if pool_of(name) == pool],
+            names=[name for name in self._commands if of(name) == pool and name not in self._refused],
+            running=[name for name in self._running if of(name) == pool],
+            draining=[name for name in self._draining if of(name) == pool],
         )
 
     @property
     def first(self) -> list[str]:
         """The fewest workers that the pools may have: of a pool that is not scaled all."""
         first: list[str] = []
-        for pool in dict.fromkeys(pool_of(name) for name in self._commands):
+        for pool in dict.fromkeys(map(self._plan.target, self._commands)):
             names = self.workers(pool).names
             sizes = self._plan.scaled.get(pool)
             first += names[: sizes.minimum] if sizes else names
@@ -242,12 +238,13 @@ class LocalWorkers:
         except Exception:
             logger.exception("%s could not be started", child.name)
             code = 1
-        others = [name for name in self.workers(pool_of(child.name)).running if name != child.name]
+        target = self._plan.target(child.name)
+        others = [name for name in self.workers(target).running if name != child.name]
         for named in (self._running, self._draining):
             if named.get(child.name) is child:
                 del named[child.name]
         self._on_change()
-        if code and (pool_of(child.name) not in self._plan.scaled or not others):
+        if code and (target not in self._plan.scaled or not others):
             self._exit_code, self.cause = code, child.cause
             self._over.set()
         elif code:

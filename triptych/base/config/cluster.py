@@ -9,6 +9,7 @@ from triptych.base.config.flags import MIB, Config, flag, flags_of, part
 from triptych.base.config.proxy import ProxyConfig
 from triptych.base.config.worker import SHARING_FLAGS, EncoderConfig, PDConfig
 from triptych.base.errors import ConfigError
+from triptych.base.scaling import ScalingTarget
 
 #: Workers of one pool on one machine, at most.
 MAX_WORKERS = 64
@@ -176,13 +177,15 @@ class ClusterConfig(Config):
     )
     prefill_workers: WorkerRange = flag(
         WorkerRange.fixed(0),
-        "PD workers that compute prompts, in place of --pd-workers; with --decode-workers",
+        "PD workers that compute prompts, in place of --pd-workers; with --decode-workers; a range like 1..3 "
+        "is autoscaled",
         minimum=0,
         maximum=MAX_WORKERS,
     )
     decode_workers: WorkerRange = flag(
         WorkerRange.fixed(0),
-        "PD workers that take requests over from --prefill-workers, and short prompts whole",
+        "PD workers that take requests over from --prefill-workers, and short prompts whole; a range like "
+        "1..3 is autoscaled",
         minimum=0,
         maximum=MAX_WORKERS,
     )
@@ -206,8 +209,24 @@ class ClusterConfig(Config):
         """How many workers of each pool are registered; a replica is in both."""
         if self.topology == "colocated":
             return {"encoder": WorkerRange.fixed(self.replicas), "pd": WorkerRange.fixed(self.replicas)}
-        pd = WorkerRange.fixed(self.prefill_workers.maximum + self.decode_workers.maximum)
+        roles = self.roles.values()
+        pd = WorkerRange(sum(each.minimum for each in roles), sum(each.maximum for each in roles))
         return {"encoder": self.encoders, "pd": pd if pd.maximum else self.pd_workers}
+
+    @property
+    def roles(self) -> dict[str, WorkerRange]:
+        """How many PD workers have each role; none where each does all."""
+        both = {"prefill": self.prefill_workers, "decode": self.decode_workers}
+        return {role: workers for role, workers in both.items() if workers.maximum}
+
+    @property
+    def scaled(self) -> dict[str, WorkerRange]:
+        """The ranges, by the name of the target of scaling: a pool, or a role of its workers."""
+        if self.topology == "colocated":
+            return {}
+        apart = {ScalingTarget("pd", role=role).name: workers for role, workers in self.roles.items()}
+        targets = {"encoder": self.encoders, **(apart or {"pd": self.pd_workers})}
+        return {name: workers for name, workers in targets.items() if workers.scaled}
 
     def role(self, number: int) -> str:
         """The role of the PD worker `pd-NUMBER`: those that compute prompts come first."""
@@ -261,12 +280,6 @@ def _check_roles(config: ClusterConfig) -> None:
         raise ConfigError(
             f"--pd-workers {config.pd_workers} is in the place of {' and '.join(given)}: leave it out"
         )
-    for option, workers in roles.items():
-        if workers.scaled:
-            raise ConfigError(
-                f"{option} {workers}: workers with roles are not autoscaled here; give a fixed number, like "
-                f"{workers.maximum}"
-            )
 
 
 @dataclass(frozen=True, slots=True)

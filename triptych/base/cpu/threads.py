@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import socket
+import sys
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
@@ -109,6 +110,17 @@ T = TypeVar("T")
 #: Decoders narrower than this lose more in the barriers between threads than they win by them, in steps of
 #: fewer rows than that (docs/performance.md).
 _WIDE, _MANY_ROWS = 1024, 256
+
+
+#: Seconds for which a thread keeps the interpreter's lock from those that wait for it; Python's own are ten
+#: times as many. An engine's thread gives it up for each operation: while two others read prompts, a step
+#: would wait as long hundreds of times.
+SWITCH_SECONDS = 0.0005
+
+
+def share_interpreter() -> None:
+    """Threads that compute let others have the interpreter sooner."""
+    sys.setswitchinterval(SWITCH_SECONDS)
 
 
 def library_environment() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -53,9 +54,10 @@ class ConnectorOptions:
 
 
 _TLS_FILES = ("ca_file", "cert_file", "key_file")
+#: Where the store is, and what it asks for.
+STORE_OPTIONS = ("store", "store_file", "store_password_file", *(f"store_{name}" for name in _TLS_FILES))
 _NAMES = (
-    *("store", "store_file", "namespace", "store_password_file"),
-    *(f"store_{name}" for name in _TLS_FILES),
+    *(*STORE_OPTIONS[:2], "namespace", *STORE_OPTIONS[2:]),
     *("internal_token_file", "tls_name", *(f"tls_{name}" for name in _TLS_FILES)),
     *(
         each.name
@@ -71,7 +73,7 @@ def parse_options(extra: Mapping[str, object]) -> ConnectorOptions:
     if unknown:
         raise ConfigError(f"{_WHERE} has no option {unknown[0]!r}: use {', '.join(_NAMES)}")
     return ConnectorOptions(
-        store=_store(extra),
+        store=store_of(extra),
         namespaces=_namespaces(extra.get("namespace")),
         wait_seconds=_number(extra, "wait_seconds", 30.0, maximum=_DAY),
         media_wait_seconds=_number(extra, "media_wait_seconds", 1.0, maximum=_DAY),
@@ -111,22 +113,22 @@ def _tls(extra: Mapping[str, object]) -> TlsFiles | None:
     return TlsFiles(paths["cert_file"], paths["key_file"], paths["ca_file"], name)
 
 
-def _store(extra: Mapping[str, object]) -> str:
-    url = _text(extra, "store", "")
-    if address := _text(extra, "store_file", ""):
+def store_of(extra: Mapping[str, object], where: str = _WHERE) -> str:
+    """The store's address, with its password and certificates; ConfigError that begins with `where`."""
+    text = partial(_text, extra, default="", where=where)
+    url = text("store")
+    if address := text("store_file"):
         url = _text_of("store_file", "the store's address", address)
     if not url:
-        raise ConfigError(f"{_WHERE} has no store: give the store's address, such as redis://host:6379/0")
+        raise ConfigError(f"{where} has no store: give the store's address, such as redis://host:6379/0")
     try:
         parse_store(url)
-        url = with_tls_files(
-            url, StoreTls(**{name: _text(extra, f"store_{name}", "") for name in _TLS_FILES})
-        )
-        if file := _text(extra, "store_password_file", ""):
+        url = with_tls_files(url, StoreTls(**{name: text(f"store_{name}") for name in _TLS_FILES}))
+        if file := text("store_password_file"):
             url = with_password(url, _text_of("store_password_file", "the store's password", file))
     except ConfigError as error:
         # These name the flags of `triptych`, of which the options have the names.
-        raise ConfigError(f"{_WHERE}: {error}") from None
+        raise ConfigError(f"{where}: {error}") from None
     return url
 
 
@@ -154,10 +156,10 @@ def _is_namespace(name: object) -> bool:
     return isinstance(name, str) and _NAMESPACE.fullmatch(name) is not None
 
 
-def _text(extra: Mapping[str, object], name: str, default: str) -> str:
+def _text(extra: Mapping[str, object], name: str, default: str, where: str = _WHERE) -> str:
     value = extra.get(name, default)
     if not isinstance(value, str):
-        raise ConfigError(f"{_WHERE}: {name} must be a text, not {value!r}")
+        raise ConfigError(f"{where}: {name} must be a text, not {value!r}")
     return value
 
 

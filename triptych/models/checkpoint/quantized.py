@@ -180,17 +180,17 @@ def _refusal(path: Path, config: Options, device: object, which: str) -> ConfigE
     return ConfigError(f"MODEL={path}: {which}, which a native decoder does not read: {remedy}")
 
 
-#: By `quant_method`: formats with which vLLM computes in 16 bits alone.
-_IN_16_BITS = frozenset({"awq", "gptq"})
+#: By `quant_method`: formats with which vLLM does not compute in float32, and the dtype to take on a CPU.
+IN_16_BITS = {"awq": "float16", "gptq": "float16", "fp8": "bfloat16", "modelopt": "bfloat16"}
 
 
 def _check_float32(path: Path, flags: PDConfig) -> None:
     quantization = quantization_of(read_config(path))
     in_float32 = flags.dtype == "float32" or (flags.dtype == "auto" and flags.device == "cpu")
-    if in_float32 and quantization.get("quant_method") in _IN_16_BITS:
+    if in_float32 and (dtype := IN_16_BITS.get(str(quantization.get("quant_method")))):
         raise ConfigError(
             f"MODEL={path}: it is quantized as {format_of(quantization)}, with which vLLM does not compute "
-            f"in float32 (--dtype {flags.dtype} on {flags.device}): give --dtype float16 to all workers of "
+            f"in float32 (--dtype {flags.dtype} on {flags.device}): give --dtype {dtype} to all workers of "
             "the model"
         )
 

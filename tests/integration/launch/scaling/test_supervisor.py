@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -17,7 +18,7 @@ from support.processes.processes import lives, survivors
 from support.waiting import until, within
 from triptych.apps.launch.embedded_store import EmbeddedStore
 from triptych.apps.launch.plan.cluster import ClusterPlan
-from triptych.apps.launch.scaling import LocalWorkers
+from triptych.apps.launch.scaling import LocalWorkers, PoolChange, PoolWorkers, plan_change
 from triptych.apps.launch.supervisor import Supervisor
 from triptych.base.config import WorkerRange
 from triptych.base.scaling import ScalingDecision
@@ -135,7 +136,9 @@ def drain(*_):
     sys.exit(0)
 signal.signal(signal.SIGTERM, drain)
 open(sys.argv[2], "a").write(f"{os.getpid()} ")
-time.sleep(600)
+# A signal that comes just before a sleep is handled behind it.
+while True:
+    time.sleep(0.05)
 """
 _REFUSES = "raise SystemExit(2)"
 
@@ -148,7 +151,9 @@ class _Machine:
         self.drained = folder / "drained"
         self.workers: LocalWorkers
 
-    def plan(self, code: Mapping[str, str], scaled: Mapping[str, WorkerRange]) -> ClusterPlan:
+    def plan(
+        self, code: Mapping[str, str], scaled: Mapping[str, WorkerRange], targets: Mapping[str, str]
+    ) -> ClusterPlan:
         return ClusterPlan(
             workers=tuple(
                 (name, (sys.executable, "-c", code[name], str(self.drained), str(self.folder / name)))
@@ -163,10 +168,16 @@ class _Machine:
             store_url="",
             store=None,
             scaled=scaled,
+            targets=targets,
         )
 
-    def has(self, code: Mapping[str, str], scaled: Mapping[str, WorkerRange]) -> LocalWorkers:
-        self.workers = LocalWorkers(self.plan(code, scaled), None, lambda: None)
+    def has(
+        self,
+        code: Mapping[str, str],
+        scaled: Mapping[str, WorkerRange],
+        targets: Mapping[str, str] = MappingProxyType({}),
+    ) -> LocalWorkers:
+        self.workers = LocalWorkers(self.plan(code, scaled, targets), None, lambda: None)
         return self.workers
 
     def pids(self, name: str) -> list[int]:
@@ -208,6 +219,22 @@ async def test_a_drained_worker_has_its_time_and_gives_its_name_back(machine: _M
     assert (machine.folder / "encoder-1.finished").exists()
     workers.start("encoder-1")
     await until(lambda: len(machine.pids("encoder-1")) == 2, "another start of this name")
+
+
+async def test_of_a_role_that_is_scaled_its_own_workers_start_and_drain(machine: _Machine) -> None:
+    targets = {"pd-0": "pd;role=prefill", "pd-1": "pd;role=decode", "pd-2": "pd;role=decode"}
+    workers = machine.has(dict.fromkeys(targets, _WORKER), {"pd;role=decode": WorkerRange(1, 2)}, targets)
+    assert workers.first == ["pd-0", "pd-1"], "a role of a fixed number runs whole"
+    workers.start_first()
+    assert plan_change(workers.workers("pd;role=decode"), 2) == PoolChange(start=("pd-2",))
+    workers.start("pd-2")
+    await machine.up(*targets)
+    assert plan_change(workers.workers("pd;role=decode"), 1) == PoolChange(drain=("pd-2",))
+    workers.drain("pd-2")
+    assert workers.workers("pd;role=prefill") == PoolWorkers(["pd-0"], ["pd-0"], [])
+    machine.drained.touch()
+    await until(lambda: not workers.workers("pd;role=decode").draining, "the end of the drain")
+    assert workers.workers("pd;role=decode").running == ["pd-1"]
 
 
 async def test_a_worker_that_drains_for_long_is_not_killed_but_finishes(machine, monkeypatch):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from support.data.pictures import picture
-from support.encdec.oracle import greedy, image_inputs
-from support.engine.pd_serving import served_model, serving, slot, stored_items, tiny_model
+from support.encdec.cell import EncDecCheckpoint
+from support.encdec.oracle import greedy
+from support.encdec.traffic import EncDecCase
+from support.engine.pd_serving import served_model, serving, slot, tiny_model
 from support.engine.sharing import LOADED, SAVED, hold
 from triptych.pd_worker.kv_sharing import block_saves
 from triptych.pd_worker.kv_sharing.transfers import KVTransfers
@@ -108,13 +112,26 @@ async def test_workers_of_both_roles_neither_save_nor_look(store_url):
         assert "offer" not in (await client.until("r")).bodies
 
 
+#: What the encoder of each family reads.
+SOURCES: dict[str, Any] = {
+    "trocr": picture(5, 70, 40),
+    "bart": "A red circle beside a blue square",
+    "t5": "The rain in Spain",
+    "whisper": (1.5, 3),
+}
+
+
 @pytest.mark.parametrize("tokens", [1, 17])
-async def test_an_encoder_decoder_model_goes_on_from_its_item_without_shared_blocks(store, store_url, tokens):
-    model, shown = tiny_model("trocr", max_model_len=64), picture(5, 70, 40)
-    [(plan, body)] = stored_items("trocr", [shown], model)
-    await store.save(plan, body, ttl=60)
+@pytest.mark.parametrize("family", SOURCES)
+async def test_an_encoder_decoder_model_goes_on_from_its_item_without_shared_blocks(
+    store, store_url, family, tokens
+):
+    model = tiny_model(family, max_model_len=64)
+    inputs = EncDecCase(SOURCES[family], ()).inputs(model.path)
+    made = EncDecCheckpoint(model.path, model.decoder).output(inputs)
+    plan = replace(made.plan, namespace=model.identity.namespace)
+    await store.save(plan, made.data.numpy().tobytes(), ttl=60)
     sampling = {"max_tokens": 40, "ignore_eos": True, "temperature": 0.0}
-    expected = greedy(model.path, image_inputs(model.path, shown), max_new_tokens=40)
     async with (
         serving(model, store_url, role="prefill", max_model_len=64) as (first, p),
         serving(model, store_url, role="decode", max_model_len=64) as (second, d),
@@ -125,9 +142,11 @@ async def test_an_encoder_decoder_model_goes_on_from_its_item_without_shared_blo
         assert (await p.submit(submit)).status == pd_pb2.SubmitReply.STATUS_QUEUED
         await p.has("r", "offer")
         whole = await p.until("r")
+        prompt = list(whole.admitted.prompt_token_ids)
+        expected = greedy(model.path, inputs, max_new_tokens=40, decoder_ids=prompt)
         assert whole.token_ids == expected.token_ids
         resume = pd_pb2.Resume(
-            prompt_token_ids=whole.admitted.prompt_token_ids,
+            prompt_token_ids=prompt,
             output_token_ids=whole.token_ids[:tokens],
             planned=True,
         )

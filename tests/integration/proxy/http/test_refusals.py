@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from support.channels import connected_channel
-from support.fakes.proxy_fakes import FakeCluster, raw_post
+from support.fakes.proxy_fakes import FakeCluster
 from triptych.protos import proxy_pb2, proxy_pb2_grpc
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -52,18 +52,6 @@ async def test_every_refusal_is_counted_by_status_and_route(cluster: FakeCluster
         ("404", "/v1/models/{model:path}"): 1,
         ("200", CHAT): 1,
     }
-
-
-async def test_who_sends_a_large_body_reads_that_there_is_no_place(store: EmbeddingStore) -> None:
-    body = b"x" * (12 << 20)
-    async with FakeCluster(store, max_body=16 << 20) as cluster:
-        places = cluster.dispatcher.quotas["requests"]
-        with places.hold("", places.free):
-            assert await send(cluster, "POST", CHAT, content=body) == 429
-            # A connection that ends with the reply.
-            status, headers, _ = await raw_post(cluster.port, body)
-        assert status == 429
-        assert headers["retry-after"]
 
 
 async def test_a_refused_call_of_grpc_is_counted_by_its_method(store: EmbeddingStore) -> None:

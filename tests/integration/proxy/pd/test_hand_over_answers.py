@@ -10,20 +10,23 @@ from typing import Any, cast
 
 import pytest
 
+from support.data.checkpoints import build_checkpoint
 from support.data.traffic import WORDS
-from support.engine.pd_serving import ServedPD, tiny_model
+from support.engine.pd_serving import ServedPD, model_at
 from support.engine.sharing import FEW, LOADED, wait_for_blocks
 from support.engine.slow_steps import slow_steps
 from support.fakes.fake_workers import MODEL
 from support.fakes.proxy_fakes import FakeCluster, raw_post
+from support.matrix import matrix
 from support.waiting import until
+from support.zoo.checkpoint import checkpoint
 from triptych.pd_worker.native import LoadedModel
 from triptych.store.embedding_store import EmbeddingStore
 
 #: A prompt as text has fewer tokens than this by the proxy's estimate; as token ids it has more.
 THRESHOLD = 90
 PROMPT = " ".join(WORDS * 5)[:320]
-TOKENS = 250
+TOKENS = 200
 FEATURES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "seeded": {"temperature": 1.0, "seed": 54, "top_p": 0.9, "top_k": FEW},
@@ -46,10 +49,20 @@ FEATURES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def models() -> list[LoadedModel]:
+#: DeepStack; a dense one; a hybrid; spans and windows; experts.
+CLASSES = (
+    "qwen3_vl",
+    "llava",
+    *(f"{name}ForConditionalGeneration" for name in ("Qwen3_5", "Gemma3", "Qwen3VLMoe")),
+)
+
+
+@pytest.fixture(scope="module", params=matrix(CLASSES))
+def models(request: pytest.FixtureRequest) -> list[LoadedModel]:
     """One for each worker: their engines are threads of this process."""
-    return [tiny_model("qwen3_vl") for _ in range(2)]
+    name: str = request.param
+    folder = checkpoint(name) if name.endswith("Generation") else build_checkpoint(name)
+    return [model_at(str(folder), state_memory=16 << 20) for _ in range(2)]
 
 
 @pytest.fixture
@@ -127,7 +140,8 @@ async def test_a_stop_string_ends_the_answer_where_one_worker_ends_it(cluster: F
     late = (
         text[at : at + 4] for at in range(len(text) * 2 // 3, len(text)) if text.find(text[at : at + 4]) == at
     )
-    stop = next(part for part in late if part.isascii())
+    if (stop := next((part for part in late if part.isascii()), None)) is None:
+        pytest.skip("this class repeats itself: nothing comes late for the first time")
     whole, handed = await both(cluster, temperature=0, stop=[stop])
     assert handed["choices"] == whole["choices"]
     assert handed["choices"][0]["finish_reason"] == "stop"

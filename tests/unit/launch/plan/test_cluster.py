@@ -106,6 +106,23 @@ def test_the_proxy_decides_on_the_pools_that_are_a_range(tmp_path, words, decide
     assert found == decided
 
 
+def test_roles_with_a_range_are_decided_on_apart_and_their_workers_count_for_them(tmp_path):
+    words = ("--prefill-workers", "1..2", "--decode-workers", "2", "--encoders", "1")
+    plan = plan_cluster(share_cores(serve_config(*words), 2), tmp_path)
+    assert plan.pools == {"encoder": 1, "pd": 3}
+    assert plan.scaled == {"pd;role=prefill": WorkerRange(1, 2)}
+    assert {name: plan.target(name) for name, _ in plan.workers} == {
+        "pd-0": "pd;role=prefill",
+        "pd-1": "pd;role=prefill",
+        "pd-2": "pd;role=decode",
+        "pd-3": "pd;role=decode",
+        "encoder-0": "encoder",
+    }
+    scaling = parse(ProxyConfig, "proxy", *plan.proxy[4:]).scaling
+    decided = {each.target.name: (each.rules.minimum, each.rules.maximum) for each in scaling.targets()}
+    assert decided == {"pd;role=prefill": (1, 2), "pd;role=decode": (2, 2)}
+
+
 def test_each_pd_worker_is_given_its_role(tmp_path):
     planned = _planned(tmp_path, "--prefill-workers", "1", "--decode-workers", "1", "--encoders", "1")
     assert {name: given.get("role") for name, given in planned.items()} == {

@@ -13,6 +13,7 @@ from support.certificates import CertificateFolder, issue, pem_of
 from support.options import parse, serve_config
 from triptych.apps.launch.ray.flags import check_shared, with_files, with_own_files
 from triptych.apps.launch.ray.pools import PORTS, ActorPool, PoolResources, plan_actors, read_resources
+from triptych.apps.launch.ray.supervisor import DesiredActors
 from triptych.base.config import EncoderConfig, PDConfig, ProxyConfig, ServeConfig, WorkerRange
 from triptych.base.errors import ConfigError
 
@@ -52,11 +53,29 @@ def test_workers_are_started_by_words_that_their_command_reads():
     assert (pd.kv_memory, pd.served_model_name, pd.core_page) == (64 << 20, "demo", "")
 
 
-def test_the_first_pd_actors_compute_prompts_for_the_others():
-    pool = _plan("--prefill-workers", "1", "--decode-workers", "2")["pd"]
-    assert pool.size == WorkerRange.fixed(3)
-    assert [_parsed(PDConfig, pool, name).role for name in pool.names(3)] == ["prefill", "decode", "decode"]
-    assert _parsed(PDConfig, _plan()["pd"], "pd-0").role == "both"
+def test_pd_actors_of_each_role_are_a_pool_that_is_scaled_by_its_own_decision():
+    plan = _plan("--prefill-workers", "1", "--decode-workers", "2..4")
+    assert list(plan) == ["encoder", "pd-prefill", "pd-decode", "proxy"]
+    prefill, decode = plan["pd-prefill"], plan["pd-decode"]
+    assert (prefill.size, decode.size) == (WorkerRange.fixed(1), WorkerRange(2, 4))
+    assert (prefill.target, decode.target) == ("pd;role=prefill", "pd;role=decode")
+    assert [_parsed(PDConfig, pool, pool.names(1)[0]).role for pool in (prefill, decode)] == [
+        "prefill",
+        "decode",
+    ]
+    alone = _plan()["pd"]
+    assert (_parsed(PDConfig, alone, "pd-0").role, alone.target) == ("both", "pd")
+    desired = DesiredActors(plan)
+    assert desired.workers("pd;role=decode").running == ["pd-decode-0", "pd-decode-1"]
+    desired.start("pd-decode-2")
+    assert desired.names == [
+        "encoder-0",
+        "pd-prefill-0",
+        "pd-decode-0",
+        "pd-decode-1",
+        "pd-decode-2",
+        "proxy-0",
+    ]
 
 
 def test_the_proxies_decide_on_the_pools_that_are_ranges():

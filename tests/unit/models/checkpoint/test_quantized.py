@@ -222,26 +222,27 @@ def test_a_cluster_is_refused_where_its_workers_would_decode_themselves(flags, r
 
 
 @pytest.mark.parametrize(
-    ("method", "flags", "refused"),
+    ("method", "flags", "instead"),
     [
-        ("awq", {}, True),
-        ("gptq", {"dtype": "float32"}, True),
-        ("awq", {"dtype": "float16"}, False),
-        ("gptq", {"dtype": "bfloat16"}, False),
-        ("compressed-tensors", {}, False),
+        ("awq", {}, "float16"),
+        ("gptq", {"dtype": "float32"}, "float16"),
+        ("fp8", {}, "bfloat16"),
+        ("awq", {"dtype": "float16"}, ""),
+        ("gptq", {"dtype": "bfloat16"}, ""),
+        ("compressed-tensors", {}, ""),
         # The dtype of the checkpoint, and of a server that has started.
-        ("awq", {"device": "cuda"}, False),
-        ("awq", {"engine_url": "http://127.0.0.1:1"}, False),
+        ("awq", {"device": "cuda"}, ""),
+        ("awq", {"engine_url": "http://127.0.0.1:1"}, ""),
     ],
 )
-def test_a_vllm_of_ones_own_is_not_started_in_a_dtype_that_it_lacks(method, flags, refused, tmp_path):
+def test_a_vllm_of_ones_own_is_not_started_in_a_dtype_that_it_lacks(method, flags, instead, tmp_path):
     source = build_checkpoint("qwen3_vl", tmp_path / "model")
     path = edit_config(source, quantization_config={"quant_method": method, "bits": 4})
     config = PDConfig(engine="vllm", **flags)
-    if not refused:
+    if not instead:
         check_for_engine(path, config)
         return
-    with pytest.raises(ConfigError, match=rf"{method} \(4 bits\).*give --dtype float16 to all workers"):
+    with pytest.raises(ConfigError, match=rf"{method} \(4 bits\).*give --dtype {instead} to all workers"):
         check_for_engine(path, config)
 
 

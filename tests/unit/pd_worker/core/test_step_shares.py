@@ -3,6 +3,7 @@ starts few at once while they come and go."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from triptych.pd_worker.core.step_shares import (
     StepShares,
 )
 
+LEAST_ROWS = 128
 CROWD = Counter(a=CROWD_ROWS, b=1)
 
 
@@ -28,7 +30,7 @@ def running(tenant: str, tokens: int) -> Any:
 
 
 def after(rows: Counter[str], seconds: float = 1.0) -> StepShares:
-    shares = StepShares()
+    shares = StepShares(LEAST_ROWS)
     shares.computed(rows, seconds)
     return shares
 
@@ -56,27 +58,64 @@ def test_it_rests_for_as_long_as_its_last_step_took_and_no_longer():
     assert shares.resting({"b"}, []) is None
 
 
-def test_beside_others_fewer_start_in_a_step_after_one_that_was_long_with_them():
-    shares = StepShares()
+def test_beside_others_more_may_start_in_each_step_while_none_is_long():
+    shares = StepShares(LEAST_ROWS)
     shares.several(0.0)
-    shares.started(64, 4 * LONG_SECONDS, 1.0)
-    assert shares.most_starts == 16
-    shares.started(16, LONG_SECONDS, 1.0)  # as many as may, and not too long
-    assert shares.most_starts == 17
-    shares.started(3, 100 * LONG_SECONDS, 1.0)  # it was not for them
-    assert shares.most_starts == 17
-    shares.started(17, 100 * LONG_SECONDS, 1.0)
-    assert shares.most_starts == LEAST_STARTS
+    allowed = [shares.starts.count]
+    for _ in range(4):
+        shares.ended(int(shares.starts.count), 0, 0.1 * LONG_SECONDS, 1.0)
+        allowed.append(shares.starts.count)
+    assert allowed == [8, 12, 18, 27, 40]
+    shares.ended(39, 0, 0.1 * LONG_SECONDS, 1.0)  # more were not asked for
+    shares.several(1.0)
+    assert shares.starts.count == 40
+
+
+def test_tenants_that_come_by_turns_are_several_though_none_is_there_with_another():
+    shares = StepShares(LEAST_ROWS)
+    shares.came("a", 0.0)
+    shares.came("a", 1.0)
+    assert shares.starts.count == math.inf
+    shares.came("b", 2.0)
+    assert shares.starts.count == LEAST_STARTS
+
+
+def test_beside_others_fewer_start_in_a_step_after_one_that_was_long_with_them():
+    shares = StepShares(LEAST_ROWS)
+    shares.several(0.0)
+    shares.ended(64, 0, 4 * LONG_SECONDS, 1.0)
+    assert shares.starts.count == 16
+    shares.ended(16, 0, LONG_SECONDS, 1.0)  # as many as may, and not too long
+    assert shares.starts.count == 17
+    shares.ended(3, 0, 100 * LONG_SECONDS, 1.0)  # it was not for them
+    assert shares.starts.count == 17
+    shares.ended(17, 0, 100 * LONG_SECONDS, 1.0)
+    assert shares.starts.count == LEAST_STARTS
+
+
+def test_beside_others_prompts_have_fewer_rows_in_a_step_after_one_that_was_long_with_them():
+    shares = StepShares(LEAST_ROWS)
+    shares.several(0.0)
+    shares.ended(2, 600, 2 * LONG_SECONDS, 1.0)
+    assert shares.rows.count == 300
+    shares.ended(2, 300, LONG_SECONDS, 1.0)
+    assert shares.rows.count == 300 + LEAST_ROWS // 8
+    shares.ended(2, LEAST_ROWS, 100 * LONG_SECONDS, 1.0)  # it was not for them
+    assert shares.rows.count == 300 + LEAST_ROWS // 8
+    shares.ended(2, 300, 100 * LONG_SECONDS, 1.0)
+    assert shares.rows.count == LEAST_ROWS
+    shares.ended(2, LEAST_ROWS, 100 * LONG_SECONDS, 1.0 + RECENT_SECONDS)
+    assert shares.rows.count > 100_000
 
 
 def test_a_tenant_alone_starts_as_many_in_a_step_as_there_is_room_for():
-    shares = StepShares()
-    shares.started(64, 4 * LONG_SECONDS, 1.0)
-    assert shares.most_starts > 1000
+    shares = StepShares(LEAST_ROWS)
+    shares.ended(64, 0, 4 * LONG_SECONDS, 1.0)
+    assert shares.starts.count > 1000
     shares.several(1.0)
-    shares.started(64, 4 * LONG_SECONDS, 1.0)
-    shares.started(8, LONG_SECONDS, 1.0 + RECENT_SECONDS)
-    assert shares.most_starts > 1000
+    shares.ended(64, 0, 4 * LONG_SECONDS, 1.0)
+    shares.ended(8, 0, LONG_SECONDS, 1.0 + RECENT_SECONDS)
+    assert shares.starts.count > 1000
 
 
 # With the scheduler.
@@ -120,15 +159,23 @@ def test_a_small_request_ends_without_a_step_of_the_crowd(make):
 def test_a_crowd_of_small_requests_starts_few_in_a_step_soon_after_another_tenant_was_here(make):
     engine = make(num_blocks=8192, block_size=4, budget=2048, max_num_seqs=64, max_model_len=8192)
     engine.add(of("b", "b", max_tokens=1))
-    engine.add(of("a", "a", max_tokens=1))
     while not engine.idle:
         engine.step(seconds=lasting)
     for number in range(200):
         engine.add(of("a", f"a{number}", max_tokens=2, arrival=number / 1000))
     starts = [engine.step(seconds=lasting).starts for _ in range(4)]
-    assert starts[0] == 64  # nobody knows yet how long that takes
-    assert 0 < max(starts[1:]) <= LEAST_STARTS + 3
+    assert starts == [LEAST_STARTS] * 4
     end(engine, 200)
+
+
+def test_long_prompts_of_a_crowd_have_few_rows_in_a_step_while_another_tenant_comes_and_goes(make):
+    engine = make(num_blocks=8192, block_size=4, budget=512, max_num_seqs=64, max_model_len=8192)
+    for number in range(40):
+        engine.add(of("a", f"a{number}", prompt=300, max_tokens=1, arrival=number / 1000))
+    engine.add(of("b", "b", arrival=9.0, max_tokens=1))
+    rows = [engine.step(seconds=lasting).prompt_rows for _ in range(9)]
+    assert set(rows) == {128}
+    engine.run_out()
 
 
 def test_a_tenant_that_begins_again_and_again_leaves_the_crowd_half_of_the_time(make):

@@ -145,6 +145,12 @@ def test_a_form_may_leave_one_token_but_not_none(temperature):
     assert sample(values, requests) == [3, None]
 
 
+def test_a_tokenizer_may_have_tokens_that_the_model_has_not():
+    allowed = np.zeros(VOCAB + 2, dtype=bool)
+    allowed[[3, VOCAB]] = True
+    assert sample(logits(1), [dataclasses.replace(row(temperature=0.0), allowed=allowed)]) == [3]
+
+
 def test_a_rule_that_forces_an_end_goes_before_the_least_number_of_tokens():
     class End:
         def apply(self, logits, prompt, output):

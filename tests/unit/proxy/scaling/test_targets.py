@@ -184,6 +184,10 @@ async def test_two_models_are_scaled_apart() -> None:
     await fleet.run(int(LEARN_SECONDS) + 1)
     assert await fleet.run(3, a=2.8) == [4, 0]
     assert await fleet.run(3, a=2.8, b=0.7) == [4, 1]
+    shown = fleet.scaler.of_pool("encoder")
+    assert shown is not None and (shown.workers, shown.active) == (5, True)
+    assert shown.reason == "a 4: flow, b 1: flow"
+    assert fleet.scaler.of_pool("pd") is None
     assert await fleet.run(120, b=1.4) == [0, 2]
     labels = {"pool": "encoder", "model": "b", "kind": "", "role": ""}
     assert fleet.registry.get_sample_value("triptych_target_workers_desired", labels) == 2.0

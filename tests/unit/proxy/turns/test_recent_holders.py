@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from support.clock import Clock
-from triptych.proxy.turns.recent_holders import RECENT_SECONDS, RecentHolders
+from triptych.base.least_service import RECENT_SECONDS, RecentHolders
 
 
 def test_one_holder_alone_shares_with_nobody_however_often_it_asks():

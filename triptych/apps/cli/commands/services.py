@@ -86,7 +86,7 @@ def colocated(config: ColocatedConfig) -> None:
 
 def _start(service: str, config: ServiceConfig) -> None:
     """Prepares the process: secrets, logging, temporary files, cores and threads."""
-    from triptych.base.cpu.threads import library_environment, pin
+    from triptych.base.cpu.threads import library_environment, pin, share_interpreter
     from triptych.base.machine.resources import check_temporary_folder
     from triptych.base.parent import die_with_parent
 
@@ -96,6 +96,7 @@ def _start(service: str, config: ServiceConfig) -> None:
     check_temporary_folder()
     pin(config.cpus)
     library_environment()
+    share_interpreter()
 
 
 def _with_secrets(config: S) -> S:

@@ -26,6 +26,7 @@ from triptych.base.config import (
 )
 from triptych.base.config.flags import Config, arguments, secrets_of
 from triptych.base.machine.resources import cpu_quota, may_claim_cores, numa_nodes
+from triptych.base.scaling import ScalingTarget
 
 W = TypeVar("W", bound=WorkerConfig)
 
@@ -35,8 +36,8 @@ class ClusterPlan:
     """The processes to start. `workers` has names and commands; `proxy_address` is that of HTTP,
     `proxy_metrics` that of the proxy's /metrics.
 
-    `pools` are the fewest workers of each pool. Where a pool is `scaled` the others of its workers, up to
-    the most that it may have, start when there is work for them.
+    `pools` are the fewest workers of each pool. Of what is `scaled` the other workers, up to the most that
+    there may be, start when there is work for them.
 
     Secrets are passed apart, so that no command line and no environment of a process shows them.
     """
@@ -53,8 +54,15 @@ class ClusterPlan:
     store_url: str = field(repr=False)
     store: EmbeddedStore | None
     fork_server: tuple[str, ...] = ()
+    #: By the name of the target of scaling: a pool, or a role of PD workers.
     scaled: Mapping[str, WorkerRange] = field(default_factory=dict)
+    #: The targets of workers with a role, by the worker's name.
+    targets: Mapping[str, str] = field(default_factory=dict)
     proxy_metrics: str = ""
+
+    def target(self, worker: str) -> str:
+        """What the worker of this name counts for: its role's target, or its kind."""
+        return self.targets.get(worker, worker.rpartition("-")[0])
 
 
 def plan_cluster(
@@ -77,7 +85,12 @@ def plan_cluster(
         proxy_tls=front_door_tls(proxy) is not None,
         proxy_address=(proxy.host if proxy.host != "0.0.0.0" else "127.0.0.1", proxy.port),
         pools={pool: workers.minimum for pool, workers in config.pools.items()},
-        scaled={pool: workers for pool, workers in config.pools.items() if workers.scaled},
+        scaled=config.scaled,
+        targets={
+            name: ScalingTarget("pd", role=config.role(int(name[3:]))).name
+            for name, kind in config.counts.kinds.items()
+            if kind == "pd" and config.roles
+        },
         run_dir=run_dir,
         store_url=url,
         store=store,
@@ -108,12 +121,19 @@ def _proxy_config(config: ServeConfig, store: str) -> ProxyConfig:
 def scaling_config(config: ServeConfig) -> ScalingConfig:
     """The proxy decides on the pools that are given as a range."""
     encoders, pd = config.pools["encoder"], config.pools["pd"]
+    # Of roles all are targets where one is a range: the page then shows what there should be of the pool.
+    roles = config.roles if pd.scaled else {}
+    if roles:
+        pd = WorkerRange.fixed(pd.maximum)
     return replace(
         config.proxy.scaling,
         min_encoders=encoders.minimum if encoders.scaled else 0,
         max_encoders=encoders.maximum if encoders.scaled else 0,
         min_pd_workers=pd.minimum if pd.scaled else 1,
         max_pd_workers=pd.maximum if pd.scaled else 0,
+        scale=",".join(
+            f"pd;role={role};min={workers.minimum};max={workers.maximum}" for role, workers in roles.items()
+        ),
     )
 
 

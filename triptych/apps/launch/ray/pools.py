@@ -22,6 +22,7 @@ from triptych.base.config import (
 )
 from triptych.base.config.flags import Config, arguments
 from triptych.base.errors import ConfigError
+from triptych.base.scaling import ScalingTarget
 
 W = TypeVar("W", bound=WorkerConfig)
 
@@ -73,8 +74,13 @@ class ActorPool:
     resources: PoolResources
     port: int = 0
     grpc_port: int = 0
-    #: So many of the first ones compute prompts for the others; 0: none has a role.
-    prefill: int = 0
+    #: That of its PD workers; "": they do all.
+    role: str = ""
+
+    @property
+    def target(self) -> str:
+        """What their number is decided for: the pool, or a role in it."""
+        return ScalingTarget("pd", role=self.role).name if self.role else self.name
 
     def names(self, count: int) -> list[str]:
         """The first `count` actors."""
@@ -82,8 +88,8 @@ class ActorPool:
 
     def command_of(self, name: str) -> list[str]:
         """The command line of one actor's service; of options that are given twice the later one counts."""
-        if self.prefill:
-            return [*self.command, "--role", "prefill" if index_of(name) < self.prefill else "decode"]
+        if self.role:
+            return [*self.command, "--role", self.role]
         if not self.port:
             return list(self.command)
         step = PROXY_PORT_STEP * index_of(name)
@@ -132,9 +138,12 @@ def plan_actors(config: ServeConfig, *, model: str, store: str, home: str) -> di
     for kind in kinds:
         worker = _worker(config, kind, resources[kind], store)
         args = (kind, *([model] if model else []), *arguments(worker), "--store", store)
-        prefill = config.prefill_workers.maximum if kind == "pd" else 0
-        size = _at_least_one(sizes[kind])
-        pools[kind] = ActorPool(kind, args, size, resources[kind], prefill=prefill)
+        roles = config.roles if kind == "pd" else {}
+        for role, size in roles.items():
+            name = f"{kind}-{role}"
+            pools[name] = ActorPool(name, args, size, resources[kind], role=role)
+        if not roles:
+            pools[kind] = ActorPool(kind, args, _at_least_one(sizes[kind]), resources[kind])
     own_store = config.store_memory if config.store == "auto" else 0
     proxy = replace(config.proxy, store_memory=own_store, scaling=scaling_config(config))
     pools["proxy"] = ActorPool(

@@ -76,7 +76,7 @@ class ServeLoop:
         self._run_dir = run_dir
         self._own_store = own_store
         self._desired = DesiredActors(pools, lambda: actors.draining)
-        self._scaled = {name: pool.size for name, pool in pools.items() if pool.size.scaled}
+        self._scaled = {pool.target: pool.size for pool in pools.values() if pool.size.scaled}
         self._stop = asyncio.Event()
         self._greeted = False
 

@@ -58,9 +58,9 @@ class DesiredActors:
                 running.append(name)
 
     def workers(self, pool: str) -> PoolWorkers:
-        names = self._pools[pool].names(self._pools[pool].size.maximum)
+        of = next(each for each in self._pools.values() if each.target == pool)
         # The first are those that the pool always has: they are never the newest.
-        return PoolWorkers(names, list(self._running[pool]), self._draining())
+        return PoolWorkers(of.names(of.size.maximum), list(self._running[of.name]), self._draining())
 
     def start(self, name: str) -> None:
         """Adds an actor."""
