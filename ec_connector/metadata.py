@@ -9,7 +9,7 @@ from typing import Self
 
 import msgspec
 
-from triptych.base.types import EmbeddingSource, ItemPlan
+from triptych.base.types import EmbeddingSource, ItemPlan, prepared
 from triptych.ec_connector.base import ECConnectorMetadata, ECConnectorOutput, FailedLoad
 
 
@@ -56,7 +56,7 @@ class TransferMetadata(ECConnectorMetadata):
     @classmethod
     def from_bytes(cls, raw: bytes) -> Self:
         """The metadata that `to_bytes` made, by a process of the same release; ValueError for other bytes."""
-        return msgspec.msgpack.decode(raw, type=cls)
+        return msgspec.msgpack.decode(raw, type=prepared(cls))
 
 
 class Reports:

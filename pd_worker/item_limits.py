@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from triptych.base.errors import ConfigError, InvalidRequest
+from triptych.base.types import prepared
 from triptych.models.audio import Silence
 from triptych.models.base import DecoderSide
 from triptych.models.generic.processor import GenericProcessor
@@ -48,7 +49,7 @@ def parse_item_limits(text: str) -> dict[str, ItemLimit]:
     """The limits by modality, of JSON as vLLM's flag takes it; ConfigError for anything else."""
     try:
         kinds = dict[Literal["image", "video", "audio"], _Count | ItemLimit]
-        given = msgspec.json.decode(text or "{}", type=kinds)
+        given = msgspec.json.decode(text or "{}", type=prepared(kinds))
     except msgspec.DecodeError as error:
         example = '{"image": 0, "video": {"count": 1, "num_frames": 32, "width": 448, "height": 448}}'
         raise ConfigError(f"--limit-mm-per-prompt: {error}; write it like {example}") from None

@@ -29,6 +29,7 @@ from triptych.base.request import (
     TextPart,
     check_tools_size,
 )
+from triptych.base.types import prepared
 
 T = TypeVar("T")
 
@@ -155,7 +156,7 @@ def _tool_call(call: MessageToolCall, where: str, protect: Callable[[str], str])
 
 def _parse(raw: bytes, kind: type[T], param: str) -> T:
     try:
-        return msgspec.json.decode(raw, type=kind)
+        return msgspec.json.decode(raw, type=prepared(kind))
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise InvalidRequest(f"{param}: {error}", param=param) from error
 

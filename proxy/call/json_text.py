@@ -8,6 +8,7 @@ import msgspec
 
 from triptych.base.errors import InvalidRequest
 from triptych.base.request import MAX_DEPTH, MAX_OPTIONS_BYTES, MAX_TOOLS_BYTES
+from triptych.base.types import prepared
 from triptych.proxy.http.json_body import check_values
 
 #: Characters of a text with options, and of one with tools: four times what may be left of them, since white
@@ -27,7 +28,7 @@ def decode_text(text: str, kind: type[T], param: str, most: int) -> T:
         raise InvalidRequest(f"{param} must be at most {most} characters long", param=param)
     check_values(text, param)
     try:
-        value = msgspec.json.decode(text, type=kind)
+        value = msgspec.json.decode(text, type=prepared(kind))
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise InvalidRequest(f"{param} holds no such JSON: {error}", param=param) from None
     check_depth(value, param)

@@ -14,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from triptych.base.errors import InvalidRequest, RequestError, TooLarge
 from triptych.base.request import limits_of, out_of_limits
+from triptych.base.types import prepared
 
 #: The event after the last one.
 DONE = b"data: [DONE]\n\n"
@@ -133,7 +134,7 @@ _UNSERVED_PARTS = {
 def convert_field(value: object, kind: type[T], path: str, *, strict: bool = True) -> T:
     """A part of a body as a Struct; `path` leads to it. Not `strict`: numbers and flags are texts."""
     try:
-        return msgspec.convert(value, kind, strict=strict)
+        return msgspec.convert(value, prepared(kind), strict=strict)
     except msgspec.ValidationError as error:
         raise invalid_field(error, path, kind) from None
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,6 +17,8 @@ from triptych import __version__
 from triptych.base import errors
 from triptych.base.metrics import MAX_KINDS, EncoderMetrics, PDMetrics, ProxyMetrics, new_registry
 from triptych.base.types import ItemPlan, Placement, runs_of
+
+ROOT = Path(__file__).parents[2]
 
 masks = st.lists(st.booleans(), min_size=1, max_size=40)
 
@@ -153,3 +157,46 @@ def test_sigterm_ends_a_first_process_that_still_starts() -> None:
 
 def test_another_process_keeps_what_it_had_for_sigterm() -> None:
     assert exit_code(process=2, seconds=0.2) == 0
+
+
+#: Threads that bring msgspec a new type at once, again and again.
+_THREADS_WITH_NEW_TYPES = """
+import sys, threading
+import msgspec
+from triptych.base.types import prepared
+sys.setswitchinterval(1e-6)
+for number in range(100):
+    fields = [(f"field{at}", int | str | None, None) for at in range(12)]
+    inner = msgspec.defstruct("Inner", fields)
+    outer = msgspec.defstruct("Outer", [("inner", list[inner], None), *fields])
+    together, got = threading.Barrier(4), []
+    def decode():
+        together.wait()
+        got.append(msgspec.json.decode(b'{"inner": [{"field11": "x"}], "field5": 2}', type=prepared(outer)))
+    threads = [threading.Thread(target=decode) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == [outer(inner=[inner(field11="x")], field5=2)] * 4
+"""
+
+
+def test_threads_that_bring_msgspec_a_new_type_at_once_all_decode_it():
+    """Unprepared, the process ends by a segmentation fault within some ten types."""
+    done = subprocess.run([sys.executable, "-c", _THREADS_WITH_NEW_TYPES], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_type_that_a_function_decodes_to_is_prepared():
+    """But for containers of plain values: decoders of modules are made as these are imported."""
+    calls = re.compile(r"(?:json|msgpack)\.decode\(.*\btype=(.+)\)|msgspec\.convert\([^,]+, ([^)]+)\)")
+    plain = re.compile(r"(dict|list|tuple)\[[a-z., \[\]]+\]$")
+    found = {
+        f"{file.relative_to(ROOT)}: {kind}"
+        for package in ("proxy", "encoder_worker", "pd_worker", "ec_connector", "protos", "triptych")
+        for file in (ROOT / package).rglob("*.py")
+        for match in calls.finditer(file.read_text())
+        if not (kind := match[1] or match[2]).startswith("prepared(") and not plain.match(kind)
+    }
+    assert found == set()

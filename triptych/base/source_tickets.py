@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 import msgspec
 
-from triptych.base.types import EmbeddingSource, ItemPlan, JsonObject
+from triptych.base.types import EmbeddingSource, ItemPlan, JsonObject, prepared
 
 _DIGEST = "sha256"
 #: The entry of `ec_transfer_params` that is no item's: a question, or its answer, by which the connector
@@ -46,7 +46,7 @@ class SourceTickets:
     def read(self, mm_hash: str, entry: object, request_id: str) -> tuple[ItemPlan, EmbeddingSource] | None:
         """Plan and source of the entry of `mm_hash` in the call `request_id`; None for any other entry."""
         try:
-            ticket = msgspec.convert(entry, Ticket)
+            ticket = msgspec.convert(entry, prepared(Ticket))
         except msgspec.ValidationError:
             return None
         fields = {

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import enum
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
+import msgspec
 from msgspec import Meta, Struct
+
+T = TypeVar("T")
 
 #: A JSON object as the parser gives it.
 JsonObject = dict[str, Any]
@@ -23,6 +27,23 @@ INT8 = "int8"
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, INT8: 1}
 #: Bytes of one of the scales of a row of int8, a float32.
 SCALE_BYTES = 4
+
+_prepared: set[object] = set()
+_preparing = threading.Lock()
+
+
+def prepared(kind: type[T]) -> type[T]:
+    """The type, for msgspec to decode or convert to, once msgspec has read all of its fields.
+
+    msgspec reads a class where it first meets it, and other threads that meet it meanwhile decode by the
+    fields that it has by then: such a process ends (msgspec 0.22).
+    """
+    if kind not in _prepared:
+        with _preparing:
+            if kind not in _prepared:
+                msgspec.json.Decoder(kind)
+                _prepared.add(kind)
+    return kind
 
 
 @dataclass(frozen=True, slots=True)

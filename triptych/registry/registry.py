@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import msgspec
 
 from triptych.base.engine_beat import StallClock
-from triptych.base.types import WorkerInfo
+from triptych.base.types import WorkerInfo, prepared
 from triptych.store import keys
 from triptych.store.control import NOW, StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
@@ -189,7 +189,7 @@ def _unpack(raw: bytes) -> WorkerInfo | None:
         fields = msgspec.msgpack.decode(raw.partition(b"\n")[2], type=dict[str, object])
         # Of a later release: msgspec would leave out what it does not know.
         if not fields.keys() - WorkerInfo.__dataclass_fields__.keys():
-            return msgspec.convert(fields, WorkerInfo)
+            return msgspec.convert(fields, prepared(WorkerInfo))
     except (msgspec.MsgspecError, ValueError, RecursionError):
         pass
     logger.warning("a registration of %d bytes cannot be read", len(raw))

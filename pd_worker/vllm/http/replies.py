@@ -7,6 +7,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from triptych.base.errors import printable
+from triptych.base.types import prepared
 from triptych.pd_worker.core.outputs import RawLogprobs
 
 #: Characters of a message of vLLM that go into ours.
@@ -219,7 +220,7 @@ class FailureReply(msgspec.Struct):
 def decode(raw: bytes, kind: type[T]) -> T:
     """The reply; EngineGarbage for one that is not of this kind."""
     try:
-        return msgspec.json.decode(raw, type=kind)
+        return msgspec.json.decode(raw, type=prepared(kind))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise EngineGarbage(f"no {kind.__name__}: {error}") from error
 
@@ -233,7 +234,7 @@ def error_of_event(error: EngineErrorBody) -> EngineError:
 def error_of_body(status: int, raw: bytes) -> EngineError:
     """The failure of an answer that is not 200."""
     try:
-        reply = msgspec.json.decode(raw, type=FailureReply)
+        reply = msgspec.json.decode(raw, type=prepared(FailureReply))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return error_of_status(status, raw[:MAX_CHARS].decode(errors="replace"))
     if reply.error is not None:

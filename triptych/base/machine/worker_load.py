@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from triptych.base.engine_beat import BusyClock
+from triptych.base.types import prepared
 
 #: Trailing metadata of a health check of one registration: a `WorkerLoad` as JSON.
 LOAD_HEADER = "triptych-load-bin"
@@ -40,7 +41,7 @@ class WorkerLoad(msgspec.Struct, frozen=True):
 def decode_load(data: bytes) -> WorkerLoad | None:
     """None for what no worker writes. A share is between 0 and 1, whatever a worker sends."""
     try:
-        load = msgspec.json.decode(data[: _MAX_BYTES + 1], type=WorkerLoad)
+        load = msgspec.json.decode(data[: _MAX_BYTES + 1], type=prepared(WorkerLoad))
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     gpu = load.gpu and msgspec.structs.replace(load.gpu, use=_share(load.gpu.use))

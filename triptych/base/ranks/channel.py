@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from triptych.base.errors import TriptychError
+from triptych.base.types import prepared
 
 _WORD = 8
 _COUNT, _SLOW = 0, 1
@@ -164,7 +165,7 @@ class Channel:
 
     def _unpacked(self, body: bytes) -> Message:
         with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
-            return msgspec.msgpack.decode(body, type=Message)
+            return msgspec.msgpack.decode(body, type=prepared(Message))
         self._give_up("sends what is no message")
 
     def _give_up(self, reason: str) -> NoReturn:

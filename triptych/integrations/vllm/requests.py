@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
-from triptych.base.types import runs_of
+from triptych.base.types import prepared, runs_of
 from triptych.base.vllm_classes import GRIDS, ROWS, SECONDS
 from triptych.integrations.vllm.park_table import NeededItem
 
@@ -84,7 +84,7 @@ def place_rows(feature: VllmFeature, entry: object) -> None:
     part of the placeholder are none: then the item's rows do not fit, and the request fails.
     """
     try:
-        runs = msgspec.convert(entry, Placed).runs
+        runs = msgspec.convert(entry, prepared(Placed)).runs
     except msgspec.ValidationError:
         return
     place = feature.mm_position

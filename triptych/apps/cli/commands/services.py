@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -93,6 +94,8 @@ def _start(service: str, config: ServiceConfig) -> None:
     forget_variables()
     die_with_parent()
     setup_logging(os.environ.get("TRIPTYCH_SERVICE", service), config.log_level, config.log_format)
+    # Where a library breaks the process, its log tells in which call.
+    faulthandler.enable()
     check_temporary_folder()
     pin(config.cpus)
     library_environment()

@@ -18,6 +18,7 @@ from triptych.apps.cli.options import configured
 from triptych.apps.launch.secrets import password_in
 from triptych.base.config.flags import flag
 from triptych.base.errors import ConfigError, InternalError, NotFound, RequestError, Unauthorized
+from triptych.base.types import prepared
 
 if TYPE_CHECKING:
     from triptych.apps.client import Client
@@ -74,7 +75,7 @@ def _snapshot(client: Client) -> ClusterSnapshot:
     from triptych.proxy.live.objects import ClusterSnapshot
 
     try:
-        return msgspec.convert(client.cluster(), ClusterSnapshot)
+        return msgspec.convert(client.cluster(), prepared(ClusterSnapshot))
     except msgspec.ValidationError as error:
         raise InternalError(
             f"the proxy's live data are not those of this release ({error}): use its own `triptych top`"
