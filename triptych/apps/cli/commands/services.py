@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -95,7 +96,8 @@ def _start(service: str, config: ServiceConfig) -> None:
     die_with_parent()
     setup_logging(os.environ.get("TRIPTYCH_SERVICE", service), config.log_level, config.log_format)
     # Where a library breaks the process, its log tells in which call.
-    faulthandler.enable()
+    if sys.__stderr__ is not None and not faulthandler.is_enabled():
+        faulthandler.enable(file=sys.__stderr__)
     check_temporary_folder()
     pin(config.cpus)
     library_environment()
