@@ -164,7 +164,7 @@ class StoreShares:
         self._saved: dict[tuple[str, str, str], list[str]] = {}
         self._ttl = 0.0
         self._passes: dict[tuple[str, str], _Pass] = {}
-        self._scan = asyncio.Lock()
+        self._scan, self._noting = asyncio.Lock(), asyncio.Lock()
         self._aside: asyncio.Task[None] | None = None
         self._scanned = float("-inf")
         self._refused = float("-inf")
@@ -227,9 +227,10 @@ class StoreShares:
             await self._delete(names, memory, tenant)
 
     async def note(self) -> None:
-        """Notes all saves so far. StoreUnavailable."""
-        for at in list(self._saved):
-            await self._note(at)
+        """Notes all saves so far, those that are being noted aside too. StoreUnavailable."""
+        async with self._noting:
+            for at in list(self._saved):
+                await self._note(at)
 
     async def _work_aside(self, shard: str, key: str) -> None:
         """Notes what was saved meanwhile, and now and then looks at memory and counts."""

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -159,6 +160,23 @@ async def test_a_value_that_is_being_saved_stays_counted_through_a_scan(small: E
     await small.shares.take(ALICE, plan.mm_hash, NBYTES, 600.0)
     await small.shares.note()
     await small.shares.scan("0")
+    assert await counts(small) == {f"{ALICE}:embedding": NBYTES}
+
+
+async def test_what_is_being_noted_aside_is_noted_too(small: EmbeddingStore, monkeypatch) -> None:
+    begun, script = asyncio.Event(), small.control.script
+
+    async def slow(*words: Any) -> Any:
+        begun.set()
+        await asyncio.sleep(0.2)
+        return await script(*words)
+
+    monkeypatch.setattr(small.control, "script", slow)
+    small.shares = StoreShares(small.topology, small.control)
+    (plan,) = plans_of("aside", 1)
+    await small.shares.take(ALICE, plan.mm_hash, NBYTES, 600.0)
+    await begun.wait()
+    await small.shares.note()
     assert await counts(small) == {f"{ALICE}:embedding": NBYTES}
 
 
