@@ -278,7 +278,7 @@ def build_engine(
 
 def _kernels(config: PDConfig, decoder: DecoderSide) -> tuple[KernelUse, ...]:
     return kernels_in_use(
-        Capabilities.of_this(),
+        in_short_lived_thread(Capabilities.of_this),
         device=decoder.device.type,
         dtype=decoder.dtype,
         attention=backend_on(decoder.device, config.attention_backend),
