@@ -45,10 +45,13 @@ async def test_a_worker_that_dies_around_hand_overs_loses_nothing(
         async with Streams(cluster.url, cases, STREAM_TOKENS, ["1", "2"]) as streams:
             await stages.gathered(cluster, streams, 10)
             await stages.hold(f"{after} hand-overs", holds, streams)
-            cluster.kill(name)
+            with stages.stopped(cluster, "pd"):
+                streams.assert_under_way("the kill")
+                cluster.kill(name)
             got = await streams.all()
         assert_exact(reference * 2, [answer.token_ids for answer in got])
         assert {answer.finish_reason for answer in got} == {"length"}
         assert hand_overs(cluster) >= after
+        assert cluster.total("proxy", "triptych_resumes_total") > 0, "the worker that was killed had nothing"
         await stages.hold("the process anew", lambda: cluster.pids("pd").get(name, before) != before)
         await asyncio.to_thread(assert_at_rest, cluster)

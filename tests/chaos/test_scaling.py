@@ -109,8 +109,9 @@ async def test_a_scaled_encoder_killed_in_a_burst_is_started_again_and_nothing_i
 ) -> None:
     cluster = scaled(start)
     async with Streams(cluster.url, pictured, TOKENS, ["kill"]) as streams:
-        await hold("two encoders", lambda: len(cluster.pids("encoder")) >= 2)
+        await hold("two encoders", lambda: len(cluster.pids("encoder")) >= 2, streams)
         name, pid = next(iter(cluster.pids("encoder").items()))
+        assert cluster.total("proxy", "triptych_waiting_items"), "the burst is over"
         cluster.kill(name)
         await hold("the killed one again", lambda: cluster.pids("encoder").get(name, pid) != pid)
         got = await streams.all()
