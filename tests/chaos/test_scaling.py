@@ -16,7 +16,8 @@ from support.chaos.streams import Streams
 from support.data.oracle import assert_exact
 from support.data.traffic import Case, expected, picture
 from support.processes.cluster import Cluster, scrape
-from triptych.base.scaling import ScalingDecision
+from support.waiting import within
+from triptych.base.scaling import ScalingDecision, ScalingRules
 from triptych.registry.scaling import ScalingBoard
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -165,11 +166,16 @@ async def test_a_role_grows_with_its_own_work_and_shrinks_after_it(start, cases,
 
 async def _decide(cluster: Cluster, pool: str, workers: int) -> None:
     """Puts a decision in force that the proxy has not made; its next one takes the place of it."""
+
+    async def announced() -> None:
+        # In place of a decision, and under rules, that have been read; these stay as they are.
+        while not await board.announce(pool, ScalingDecision(workers, "test", active=True), 5.0):
+            await board.agree(pool, ScalingRules(0, 1, 1.0), None, 0.0)
+            await board.decision(pool)
+
     store = await EmbeddingStore.connect(cluster.store_url)
     board = ScalingBoard(store)
     try:
-        # Only in place of a decision that has been read.
-        while not await board.announce(pool, ScalingDecision(workers, "test", active=True), 5.0):
-            await board.decision(pool)
+        await within("a decision to be in force", announced())
     finally:
         await store.close()
