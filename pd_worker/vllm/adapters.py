@@ -15,7 +15,6 @@ from triptych.base.config import PDConfig
 from triptych.base.errors import ConfigError
 from triptych.base.hashing import framed_digest
 from triptych.base.types import JsonObject
-from triptych.models.checkpoint.pooling import read_task
 from triptych.models.identity import model_identity
 from triptych.models.registry import family_of
 
@@ -71,8 +70,6 @@ def read_adapters(config: PDConfig) -> tuple[Adapter, ...]:
         raise ConfigError(
             f"--lora-modules: {served_name!r} is the model's own name: give the adapter another one"
         )
-    if read_task(path) == "score":
-        raise ConfigError(f"--lora-modules: MODEL={path} gives scores, which no adapter changes: {_REMERGE}")
     identity = model_identity(path, dtype=config.dtype, revision=config.model_revision, quantization="none")
     tower = family_of(path).keys.encoder_names
     adapters = []

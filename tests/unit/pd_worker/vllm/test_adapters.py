@@ -138,12 +138,6 @@ def test_a_folder_that_is_no_adapter_is_refused_by_name(tmp_path: Path) -> None:
     assert "save_pretrained" in refusal()
 
 
-def test_a_model_for_scores_takes_no_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych.pd_worker.vllm.adapters.read_task", lambda path: "score")
-    with pytest.raises(ConfigError, match="gives scores, which no adapter changes: merge it"):
-        read_adapters(config_of("qwen3_vl", f"a={tmp_path}"))
-
-
 def test_vllm_is_given_their_folders_their_number_and_a_rank_that_it_has() -> None:
     adapters = [Adapter(f"a{at}", Path(f"/x, y/{at}"), rank, "k") for at, rank in enumerate([4, 33, 8, 8, 8])]
     words = lora_flags(adapters, "cuda")
