@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 
 from support.data.oracle import OracleResult, first_difference
-from support.data.quantized import Format, awq, compressed, fp8, gptq, write_quantized
+from support.data.quantized import Format, awq, compressed, fp4, fp8, gptq, write_quantized
 from support.data.traffic import Answer, Case, ask_all, expected, mixed_cases
 from support.vllm_engine.checkpoints import reseeded, vllm_checkpoint
 from support.vllm_engine.encoders import EncoderProcess
@@ -226,20 +226,22 @@ NO_AMX = pytest.mark.skipif(torch.cpu._is_amx_tile_supported(), reason="a CPU wi
 
 
 @pytest.mark.parametrize(
-    ("block", "why"),
+    ("form", "why"),
     [
         pytest.param(
-            (32, 32),
+            fp8((32, 32)),
             "CPUFp8BlockScaledMMKernel requires AMX tile support (Sapphire Rapids or newer).",
             marks=NO_AMX,
         ),
-        (None, "weight_scale_inv' in Qwen3LLMModel"),
+        (fp8(None), "weight_scale_inv' in Qwen3LLMModel"),
+        (fp4("nvfp4-pack-quantized"), "MarlinNvFp4LinearKernel is not supported: Marlin FP4 not available"),
+        (fp4("mxfp4-pack-quantized"), "Failed to find a kernel that can implement the MXFP4 linear layer."),
     ],
-    ids=["block", "tensor"],
+    ids=["fp8-block", "fp8-tensor", "nvfp4", "mxfp4"],
 )
-def test_vllm_says_why_it_does_not_start_with_fp8(block, why, tmp_path):
+def test_vllm_says_why_it_does_not_start_with_a_format(form, why, tmp_path):
     source = vllm_checkpoint("qwen3_vl", tmp_path / "source")
-    quantized, _ = write_quantized(source, tmp_path, fp8(block), _is_decoders)
+    quantized, _ = write_quantized(source, tmp_path, form, _is_decoders)
     job = {"checkpoint": str(quantized), "dtype": "bfloat16", "conversations": [], "tokens": 1, "out": ""}
     code, log = run_alone(tmp_path, job)
     assert code and why in log, log[-4000:]
