@@ -82,8 +82,8 @@ def read_adapters(config: PDConfig) -> tuple[Adapter, ...]:
         check_tensors(name, keys, [key for key in keys if tower([f"{_module(key)}.weight"])])
         if scores and (of_head := [key for key in keys if _module(key).rpartition(".")[2] in _HEADS]):
             raise ConfigError(
-                f"--lora-modules {name}: {of_head[0]} is of the head, which vLLM reads into scores once, without "
-                f"an adapter: train it with target_modules of the layers alone, or {_REMERGE}"
+                f"--lora-modules {name}: {of_head[0]} is of the head, of which vLLM makes its scores once, "
+                f"without adapters: train it with target_modules of the layers alone, or {_REMERGE}"
             )
         adapters.append(Adapter(name, folder.resolve(), rank, _key(identity.model_key, folder)))
     return tuple(adapters)

@@ -105,7 +105,7 @@ def _named_as(form: str, scheme: Any) -> dict[str, Any]:
 
 
 def fp4(form: str) -> Format:
-    """FP4 as compressed-tensors writes it, of NVIDIA (16 weights have a scale in FP8) or MX (32, a power of two)."""
+    """As compressed-tensors writes FP4: NVIDIA's 16 weights have a scale in FP8, MX's 32 a power of two."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 

@@ -205,7 +205,9 @@ def cpu_flags(root: Path = _ROOT) -> frozenset[str]:
     except OSError:
         return frozenset()
     lines = (line.partition(":") for line in text.splitlines())
-    return next((frozenset(value.split()) for name, _, value in lines if name.strip() == "flags"), frozenset())
+    return next(
+        (frozenset(value.split()) for name, _, value in lines if name.strip() == "flags"), frozenset()
+    )
 
 
 def _short(kind: str) -> str:

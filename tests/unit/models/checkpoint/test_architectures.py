@@ -118,5 +118,7 @@ def test_the_checks_import_neither_torch_nor_transformers(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", LACKING)
 def test_a_class_that_transformers_lacks_is_named_with_what_is_served_instead(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"transformers has no class of it.*is served\): serve it with a vLLM"):
+    with pytest.raises(
+        ConfigError, match=r"transformers has no class of it.*is served\): serve it with a vLLM"
+    ):
         check(name)

@@ -254,7 +254,10 @@ def test_a_vllm_of_ones_own_is_not_started_in_a_dtype_that_it_lacks(
 
 
 FOUR = {"format": "pack-quantized", "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}}}
-NVFP4 = {"format": "nvfp4-pack-quantized", "config_groups": {"a": {"weights": {"num_bits": 4, "type": "float"}}}}
+NVFP4 = {
+    "format": "nvfp4-pack-quantized",
+    "config_groups": {"a": {"weights": {"num_bits": 4, "type": "float"}}},
+}
 _WNA16 = r"in 4 bits, .*cpu_gemm_wna16.* on CPUs with AVX-512 alone: give .* or --device cuda"
 _FP4 = "in FP4, .* vLLM has on no CPU: give one in FP8"
 

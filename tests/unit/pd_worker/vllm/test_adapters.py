@@ -145,7 +145,9 @@ def test_an_adapter_of_the_head_is_refused_where_the_model_gives_scores(
     layers = write_adapter(checkpoint, tmp_path / "layers", 1)
     head = write_adapter(checkpoint, tmp_path / "head", 1, targets=r"embed_tokens\.weight$")
     file = head / "adapter_model.safetensors"
-    renamed = {f"base_model.model.lm_head.{key.split('.')[-2]}.weight": t for key, t in load_file(file).items()}
+    renamed = {
+        f"base_model.model.lm_head.{key.split('.')[-2]}.weight": t for key, t in load_file(file).items()
+    }
     save_file(renamed, file)
     config = config_of("qwen3_vl", f"a={layers},b={head}")
     assert [adapter.name for adapter in read_adapters(config)] == ["a", "b"]
