@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import pytest
 import torch
@@ -23,18 +22,17 @@ from PIL import Image
 from support.data.oracle import OracleResult, first_difference
 from support.data.quantized import Format, awq, compressed, fp4, fp8, gptq, write_quantized
 from support.data.traffic import Answer, Case, ask_all, expected, mixed_cases
+from support.vllm_engine.alone import OFFLINE, run_alone
 from support.vllm_engine.checkpoints import reseeded, vllm_checkpoint
 from support.vllm_engine.encoders import EncoderProcess
 from support.vllm_engine.engines import Engines
 from support.vllm_engine.front_door import FrontDoor
-from support.vllm_engine.server import HOME, ROOT, vllm_environment
+from support.vllm_engine.server import HOME, vllm_environment
 from triptych.models.checkpoint.quantized import IN_16_BITS
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 
 REQUESTS, TOKENS = 36, 12
-#: Of vLLM without a server; its logarithms would want a C++ compiler.
-OFFLINE = {"PYTHONPATH": "", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCH_COMPILE_DISABLE": "1"}
 
 
 @dataclass(frozen=True)
@@ -121,23 +119,6 @@ def served(
     finally:
         door.stop()
         engines.stop()
-
-
-def run_alone(folder: Path, job: dict[str, Any]) -> tuple[int, str]:
-    """The exit code and the log of a vLLM without a server that does `job`; see own_answers.py."""
-    file, log = folder / "job.json", folder / "alone.log"
-    file.write_text(json.dumps(job))
-    program = ROOT / "tests" / "support" / "vllm_engine" / "own_answers.py"
-    with log.open("wb") as written:
-        ended = subprocess.run(
-            [str(HOME / "venv" / "bin" / "python"), str(program), str(file)],
-            env=vllm_environment() | OFFLINE,
-            stdin=subprocess.DEVNULL,
-            stdout=written,
-            stderr=written,
-            timeout=400,
-        )
-    return ended.returncode, log.read_text()
 
 
 def _is_decoders(key: str) -> bool:
