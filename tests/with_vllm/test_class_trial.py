@@ -1,4 +1,4 @@
-"""A class that the table lacks is tried, --engine-class generic, or refused in the words that vLLM ends with."""
+"""A class that the table lacks is tried, --engine-class generic, or refused in the words of vLLM's end."""
 
 from __future__ import annotations
 
