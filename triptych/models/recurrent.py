@@ -229,8 +229,10 @@ def keep_inside(decoder: nn.Module) -> None:
     """
     for file in {type(module).__module__ for module in decoder.modules()}:
         names = vars(sys.modules[file])
-        for name, (each_token, before) in _ALONG.items():
-            if name in names and not hasattr(names[name], "keeps_inside"):
+        for name in _ALONG.keys() & names.keys():
+            each_token, before = _ALONG[name]
+            known = inspect.signature(names[name]).parameters.keys() >= {*each_token, before, "chunk_size"}
+            if known and not hasattr(names[name], "keeps_inside"):
                 names[name] = _keeping(names[name], each_token, before)
 
 

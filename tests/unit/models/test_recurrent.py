@@ -199,6 +199,16 @@ def test_states_that_no_known_function_computes_are_not_kept_inside(model, monke
             states.check_kept()
 
 
+def test_a_function_with_other_arguments_stays_as_it_is(model, monkeypatch):
+    def other(query, state): ...
+
+    file = sys.modules[type(model).__module__]
+    for name in ("torch_chunk_gated_delta_rule", "mamba2_chunk_scan"):
+        monkeypatch.setattr(file, name, other, raising=False)
+        keep_inside(model)
+        assert getattr(file, name) is other
+
+
 def test_a_slot_has_the_bytes_of_all_states(model):
     shapes = learn(model)
     assert {shape.key[1] for shape in shapes} == {0, 1, 2}
