@@ -291,6 +291,7 @@ class PDServicer(pd_pb2_grpc.PDServiceServicer):
             )
             if not self._streams.holds(*name):
                 raise Unavailable("the request was cancelled before it began")
+            self._streams.follow(request)
             if trace is not None:
                 request.trace_id = trace.trace_id
             self._note_sources(

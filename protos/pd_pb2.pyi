@@ -36,20 +36,22 @@ class ItemPlacement(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("prompt_token_ids", "placements", "output_token_ids", "text_sent_chars", "planned", "kv")
+    __slots__ = ("prompt_token_ids", "placements", "output_token_ids", "text_sent_chars", "planned", "kv", "cached_tokens")
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_SENT_CHARS_FIELD_NUMBER: _ClassVar[int]
     PLANNED_FIELD_NUMBER: _ClassVar[int]
     KV_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     placements: _containers.RepeatedCompositeFieldContainer[ItemPlacement]
     output_token_ids: _containers.RepeatedScalarFieldContainer[int]
     text_sent_chars: int
     planned: bool
     kv: KVHandOff
-    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[ItemPlacement, _Mapping]]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., text_sent_chars: _Optional[int] = ..., planned: _Optional[bool] = ..., kv: _Optional[_Union[KVHandOff, _Mapping]] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., placements: _Optional[_Iterable[_Union[ItemPlacement, _Mapping]]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., text_sent_chars: _Optional[int] = ..., planned: _Optional[bool] = ..., kv: _Optional[_Union[KVHandOff, _Mapping]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class SubmitRequest(_message.Message):
     __slots__ = ("request_id", "attempt", "proxy_id", "model_key", "timeout", "messages", "items", "sampling", "salt", "resume", "template", "prompt", "encoder_prompt", "transcription", "label", "traceparent", "tracestate", "pooling", "tenant", "may_hand_over", "adapter", "priority")
@@ -396,20 +398,22 @@ class ItemMissing(_message.Message):
     def __init__(self, mm_hash: _Optional[str] = ..., damaged_digest: _Optional[str] = ...) -> None: ...
 
 class Tokens(_message.Message):
-    __slots__ = ("position", "token_ids", "text", "logprobs", "offered", "kv")
+    __slots__ = ("position", "token_ids", "text", "logprobs", "offered", "kv", "cached_tokens")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     OFFERED_FIELD_NUMBER: _ClassVar[int]
     KV_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     position: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
     logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.PositionLogprobs]
     offered: bool
     kv: KVHandOff
-    def __init__(self, position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ..., offered: _Optional[bool] = ..., kv: _Optional[_Union[KVHandOff, _Mapping]] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ..., offered: _Optional[bool] = ..., kv: _Optional[_Union[KVHandOff, _Mapping]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("reason", "error", "prompt_tokens", "completion_tokens", "cached_tokens", "queue_seconds", "load_seconds", "prefill_seconds", "decode_seconds", "stop_sequence", "pooled", "work_seconds")

@@ -62,8 +62,8 @@ class TokenMask(Protocol):
 
 @dataclass(eq=False, slots=True)
 class EngineRequest:
-    """One attempt at one request. Only output, output_token_ids, grammar, and what is used up of a hand-over
-    change after submission.
+    """One attempt at one request. Only output, output_token_ids, grammar, cached_tokens, and what is used up
+    of a hand-over change after submission.
 
     `arrival` and `deadline` are seconds of `time.monotonic`. `positions` is int64 on CPU,
     [position_rows, len(prompt_token_ids)]; an output token at index i of the whole sequence has position
@@ -93,6 +93,9 @@ class EngineRequest:
     may_hand_over: bool = False
     #: What the prefill worker of a planned one has left for this attempt.
     kv: KeptKV | None = None
+    #: Prompt tokens that the prefix cache gave before the prompt was computed, be it by another attempt; None
+    #: until that is known.
+    cached_tokens: int | None = None
     unencoded: frozenset[str] = frozenset()
     #: Prompt tokens [start, end) that attend to one another, beside those of atomic placements.
     both_ways: tuple[tuple[int, int], ...] = ()
@@ -216,8 +219,6 @@ class RequestState:
     status: RequestStatus = RequestStatus.WAITING_ADMISSION
     #: Tokens whose keys and values are in blocks, acknowledged steps only.
     num_computed_tokens: int = 0
-    #: Prompt tokens found in the prefix cache at the first start.
-    num_cached_tokens: int = 0
     #: The model runner's: what it has pooled of the request's chunks.
     pooled_rows: PooledRows | None = None
     #: Its proxy wants no output now.

@@ -71,7 +71,7 @@ def finished(
         return 0.0 if start is None or end is None else max(0.0, end - start)
 
     body = _finished(state.request, reason, error)
-    body.cached_tokens, body.pooled = state.num_cached_tokens, pooled
+    body.cached_tokens, body.pooled = state.request.cached_tokens or 0, pooled
     body.queue_seconds = span(state.request.arrival, state.first_scheduled_at)
     body.load_seconds = span(state.admitted_at, state.items_at)
     body.prefill_seconds = span(state.first_scheduled_at, state.first_token_at)

@@ -380,10 +380,12 @@ class Scheduler:
         state.num_computed_tokens = num_computed
         if state.first_scheduled_at is None:
             state.first_scheduled_at = now
-            state.num_cached_tokens = self._overlap.start(state, min(num_computed, state.num_prompt_tokens))
-            if self.kv.prefix_caching:
-                output.prefix_queried += state.num_prompt_tokens
-                output.prefix_hit += state.num_cached_tokens
+            found = self._overlap.start(state, min(num_computed, state.num_prompt_tokens))
+            if state.request.cached_tokens is None:  # else another worker has counted it
+                state.request.cached_tokens = found
+                if self.kv.prefix_caching:
+                    output.prefix_queried += state.num_prompt_tokens
+                    output.prefix_hit += found
         if state.features:
             self.items.consume(state)
             self._events += self.items.report_resident(state)

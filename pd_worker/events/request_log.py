@@ -11,6 +11,7 @@ from triptych.base.delta import Delta
 from triptych.base.errors import RequestError
 from triptych.base.log import log_fields
 from triptych.base.types import FinishReason, KeptKV
+from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.events.attempt_trace import AttemptTrace
 from triptych.pd_worker.events.token_texts import TokenTexts, logprobs_to_proto
@@ -70,6 +71,8 @@ class RequestLog:
         self.offered = self._sent_offer = False
         #: What is kept for that worker, where it does not find it by content.
         self.kv: KeptKV | None = None
+        #: The engine's request, until it has finished.
+        self.request: EngineRequest | None = None
 
     @property
     def log_extra(self) -> dict[str, object]:
@@ -133,6 +136,7 @@ class RequestLog:
             trace.failed("cancelled")
 
     def _count_off(self) -> None:
+        self.request = None
         unfinished, self._unfinished = self._unfinished, None
         if unfinished is not None:
             unfinished[self.tenant] -= 1
@@ -246,6 +250,7 @@ class RequestLog:
             logprobs=self._logprobs[ids],
             offered=offered,
             kv=self._take_kv() if offered else None,
+            cached_tokens=self.request.cached_tokens if offered and self.request is not None else None,
         )
 
     def _set_item(self, mm_hash: str, event: pd_pb2.RequestEvent) -> None:

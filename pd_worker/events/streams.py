@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from triptych.base.errors import InternalError
 from triptych.base.types import KeptKV
+from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.core.request_events import EngineEvent
 from triptych.pd_worker.events.attempt_trace import AttemptTrace
 from triptych.pd_worker.events.request_log import RequestLog
@@ -273,6 +274,10 @@ class EventStreams:
             unfinished=self.unfinished_of_tenants,
         )
         return True
+
+    def follow(self, request: EngineRequest) -> None:
+        """The request of an attempt that is open: an offer tells what the engine finds for it."""
+        self._proxies[request.proxy_id].requests[request.request_id].request = request
 
     def close(self, proxy_id: str, request_id: str, attempt: int) -> None:
         """Removes a request that was refused."""

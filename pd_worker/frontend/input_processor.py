@@ -140,6 +140,7 @@ class InputProcessor:
             planned=resume is not None and resume.planned,
             may_hand_over=message.may_hand_over,
             kv=None if resume is None or not resume.HasField("kv") else kv_from_proto(resume.kv, arrival),
+            cached_tokens=_told_cached(resume, len(prompt.token_ids)),
             grammar=self._mask(params, reasoning, phase, received, output),
             logits_rules=self._decoder.logits_rules(
                 self._defaults, {**options, "max_tokens": sampling.max_tokens}
@@ -367,6 +368,13 @@ class InputProcessor:
         vocab_size = self._decoder.geometry.vocab_size
         if token_ids and max(token_ids) >= vocab_size:
             raise InvalidRequest(f"{name} must be from 0 to {vocab_size - 1}", param=param)
+
+
+def _told_cached(resume: pd_pb2.Resume | None, prompt_tokens: int) -> int | None:
+    """What an earlier attempt's prefix cache gave of the prompt; None where nobody has said it."""
+    if resume is None or not resume.HasField("cached_tokens"):
+        return None
+    return min(resume.cached_tokens, prompt_tokens)
 
 
 def _forms(form: OutputFormat | None, *, begun: bool) -> tuple[OutputFormat | None, ...]:

@@ -25,6 +25,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 #: A tensor of a linear layer: its module as the class names it.
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_[AB](?:\.default)?\.weight")
+#: The layers behind the last one, by their last names.
+_HEADS = ("lm_head", "score")
 #: vLLM's values of --max-lora-rank.
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 #: Adapters of one batch: each has a place of the largest rank in every layer.
@@ -71,15 +73,18 @@ def read_adapters(config: PDConfig) -> tuple[Adapter, ...]:
         raise ConfigError(
             f"--lora-modules: {served_name!r} is the model's own name: give the adapter another one"
         )
-    if read_task(path) == "score":
-        raise ConfigError(f"--lora-modules: MODEL={path} gives scores, which no adapter changes: {_REMERGE}")
     identity = model_identity(path, dtype=config.dtype, revision=config.model_revision, quantization="none")
-    tower = family_of(path).keys.encoder_names
+    tower, scores = family_of(path).keys.encoder_names, read_task(path) == "score"
     adapters = []
     for name, folder in modules.items():
         rank = _rank(name, folder)
         keys = _keys(name, folder)
         check_tensors(name, keys, [key for key in keys if tower([f"{_module(key)}.weight"])])
+        if scores and (of_head := [key for key in keys if _module(key).rpartition(".")[2] in _HEADS]):
+            raise ConfigError(
+                f"--lora-modules {name}: {of_head[0]} is of the head, of which vLLM makes its scores once, "
+                f"without adapters: train it with target_modules of the layers alone, or {_REMERGE}"
+            )
         adapters.append(Adapter(name, folder.resolve(), rank, _key(identity.model_key, folder)))
     return tuple(adapters)
 

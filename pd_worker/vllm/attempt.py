@@ -81,8 +81,10 @@ class Attempt:
         self._on_first = on_first
         self._call = call_of(state.request, replay=replay, direct=ports.direct, speculates=ports.speculates())
         self._replay = Replay(tuple(state.output_token_ids) if replay else ())
-        #: vLLM's prefix cache has all that this worker's own earlier call has computed.
-        self._counts_cached = len(state.output_token_ids) == state.request.resumed_tokens
+        #: vLLM's prefix cache has all that this worker's own earlier call has computed, or has read.
+        own = len(state.output_token_ids) > state.request.resumed_tokens
+        told = state.request.resumed_tokens > 0 and state.request.cached_tokens is not None
+        self._counts_cached = not own and not told
         self._first = True
         self._engine_done = False
         self._ended: FinishReason | None = None
@@ -133,8 +135,9 @@ class Attempt:
     def _take(self, chunk: StreamChunk) -> None:
         self._ports.progress()
         check_tokens(chunk, self._ports.vocab_size)
-        if self._counts_cached:
-            self._state.num_cached_tokens = max(self._state.num_cached_tokens, chunk.cached_tokens)
+        if self._counts_cached and chunk.usage is not None:
+            request = self._state.request
+            request.cached_tokens = max(request.cached_tokens or 0, chunk.cached_tokens)
         for choice in chunk.choices:
             self._take_choice(choice)
 

@@ -19,7 +19,7 @@ from triptych.base.delta import Delta
 from triptych.base.errors import RETRY_AFTER, DeadlineExceeded, InternalError, RequestError, Unavailable
 from triptych.base.types import FinishReason, Usage
 from triptych.protos.convert import error_from_proto
-from triptych.protos.pd_pb2 import Finished, ItemPlacement, Resume
+from triptych.protos.pd_pb2 import Finished, ItemPlacement, Resume, Tokens
 from triptych.proxy.call.chat import Done, Timings
 from triptych.proxy.events import (
     Accepted,
@@ -96,6 +96,8 @@ class Lifecycle:
         self.output_token_ids: list[int] = []
         self.prompt_token_ids: tuple[int, ...] | None = None
         self._placements: Iterable[ItemPlacement] = ()
+        #: Of the prompt, what its prefill worker had in its cache: decode workers find all of it.
+        self._cached_tokens: int | None = None
         self._text_chars = 0
 
     @property
@@ -140,6 +142,7 @@ class Lifecycle:
             placements=self._placements,
             output_token_ids=self.output_token_ids,
             text_sent_chars=self._text_chars,
+            cached_tokens=self._cached_tokens,
         )
 
     @property
@@ -228,9 +231,13 @@ class Lifecycle:
             case "lost":
                 return self._worker_lost()
             case "tokens" if event.tokens.offered and self.phase is Phase.RUN:
-                kept = event.tokens.kv if event.tokens.HasField("kv") else None
-                return self._successor.offered(kept)
+                return self._offered(event.tokens)
         return ()
+
+    def _offered(self, offer: Tokens) -> Sequence[Instruction]:
+        if offer.HasField("cached_tokens"):
+            self._cached_tokens = offer.cached_tokens
+        return self._successor.offered(offer.kv if offer.HasField("kv") else None)
 
     def _hand_over(self, event: SuccessorSent | SuccessorBegun) -> Sequence[Instruction]:
         received = len(self.output_token_ids)
@@ -378,6 +385,8 @@ class Lifecycle:
     def _finished(self, end: Finished) -> Sequence[Instruction]:
         if self.took_over and end.completion_tokens < len(self.output_token_ids):
             return self._worker_lost()  # another output than the one that it repeats
+        if self._cached_tokens is not None:
+            end.cached_tokens = self._cached_tokens  # workers of an earlier release tell their own
         timings = self.timings
         timings.queue, timings.load = end.queue_seconds, end.load_seconds
         timings.prefill, timings.decode = end.prefill_seconds, end.decode_seconds

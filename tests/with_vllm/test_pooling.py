@@ -33,17 +33,13 @@ TEXTS = [f"the {n}th harbour lies " + "between two hills " * (n % 5) for n in ra
 IMAGES = [picture(5, 64, 48), picture(6, 48, 64)]
 
 
-def started(
-    make: Callable[[Path], Path], folder: Path, *, adapted: bool = False
-) -> Iterator[tuple[Path, StoreServer, VllmServer]]:
+def started(make: Callable[[Path], Path], folder: Path) -> Iterator[tuple[Path, StoreServer, VllmServer]]:
     path = make(vllm_checkpoint("qwen3_vl", folder / "qwen3_vl"))
     store = StoreServer(folder / "store")
     extra = {"store": store.url, "namespace": namespace_of(path), "wait_seconds": 2}
-    words = pooling_flags(path, ARCHITECTURE)
-    if adapted:
-        write_adapter(path, adapter_of(path), 1)
-        config = PDConfig(model=str(path), dtype="float32", lora_modules=modules_of(path))
-        words += lora_flags(read_adapters(config), "cpu")
+    write_adapter(path, adapter_of(path), 1)
+    config = PDConfig(model=str(path), dtype="float32", lora_modules=modules_of(path))
+    words = pooling_flags(path, ARCHITECTURE) + lora_flags(read_adapters(config), "cpu")
     server = VllmServer(path, folder / "vllm.log", "ec_consumer", extra, words)
     try:
         store.start()
@@ -64,7 +60,7 @@ def modules_of(path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, StoreServer, VllmServer]]:
-    yield from started(as_embedder, tmp_path_factory.mktemp("embedder"), adapted=True)
+    yield from started(as_embedder, tmp_path_factory.mktemp("embedder"))
 
 
 @pytest.fixture(scope="module")
@@ -164,3 +160,22 @@ async def test_documents_with_pictures_are_scored_as_transformers_does(judge, tm
         close([scores[n] for n in range(3)], expected)
         status, reply = await ask("/v1/score", text_1=query, text_2=TEXTS[1:3])
         close([one["score"] for one in reply["data"]], expected[:2])
+
+
+async def test_an_adapter_scores_as_the_checkpoint_that_it_is_merged_into(judge, tmp_path):
+    path, query = judge[0], "Where do ships land?"
+    folder = merged(path, adapter_of(path), tmp_path / "merged")
+    documents = [TEXTS[1], TEXTS[2], {"image": data_url(IMAGES[0])}]
+    async with asking(judge, tmp_path, "--lora-modules", modules_of(path)) as ask:
+        found = []
+        for name, reference in (("sql", folder), (path.name, path), ("sql", folder)):
+            status, reply = await ask("/v1/rerank", model=name, query=query, documents=documents)
+            assert status == 200, reply
+            scores = {one["index"]: one["relevance_score"] for one in reply["results"]}
+            found.append([scores[n] for n in range(3)])
+            texts = [pair_score(reference, query, text) for text in TEXTS[1:3]]
+            close(found[-1], [*texts, pair_score(reference, query, [{"type": "image"}], [IMAGES[0]])])
+            status, reply = await ask("/v1/score", model=name, text_1=query, text_2=TEXTS[1:3])
+            assert status == 200, reply
+            close([one["score"] for one in reply["data"]], texts)
+        assert np.abs(np.subtract(found[0], found[1])).max() > 1000 * TOLERANCE

@@ -14,27 +14,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
 from support.data.oracle import OracleResult, first_difference
-from support.data.quantized import Format, awq, compressed, fp8, gptq, write_quantized
+from support.data.quantized import Format, awq, compressed, fp4, fp8, gptq, write_quantized
 from support.data.traffic import Answer, Case, ask_all, expected, mixed_cases
+from support.vllm_engine.alone import OFFLINE, run_alone
 from support.vllm_engine.checkpoints import reseeded, vllm_checkpoint
 from support.vllm_engine.encoders import EncoderProcess
 from support.vllm_engine.engines import Engines
 from support.vllm_engine.front_door import FrontDoor
-from support.vllm_engine.server import HOME, ROOT, vllm_environment
+from support.vllm_engine.server import HOME, vllm_environment
 from triptych.models.checkpoint.quantized import IN_16_BITS
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 
 REQUESTS, TOKENS = 36, 12
-#: Of vLLM without a server; its logarithms would want a C++ compiler.
-OFFLINE = {"PYTHONPATH": "", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCH_COMPILE_DISABLE": "1"}
 
 
 @dataclass(frozen=True)
@@ -123,23 +121,6 @@ def served(
         engines.stop()
 
 
-def run_alone(folder: Path, job: dict[str, Any]) -> tuple[int, str]:
-    """The exit code and the log of a vLLM without a server that does `job`; see own_answers.py."""
-    file, log = folder / "job.json", folder / "alone.log"
-    file.write_text(json.dumps(job))
-    program = ROOT / "tests" / "support" / "vllm_engine" / "own_answers.py"
-    with log.open("wb") as written:
-        ended = subprocess.run(
-            [str(HOME / "venv" / "bin" / "python"), str(program), str(file)],
-            env=vllm_environment() | OFFLINE,
-            stdin=subprocess.DEVNULL,
-            stdout=written,
-            stderr=written,
-            timeout=400,
-        )
-    return ended.returncode, log.read_text()
-
-
 def _is_decoders(key: str) -> bool:
     return "language_model.layers" in key and "norm" not in key
 
@@ -226,20 +207,22 @@ NO_AMX = pytest.mark.skipif(torch.cpu._is_amx_tile_supported(), reason="a CPU wi
 
 
 @pytest.mark.parametrize(
-    ("block", "why"),
+    ("form", "why"),
     [
         pytest.param(
-            (32, 32),
+            fp8((32, 32)),
             "CPUFp8BlockScaledMMKernel requires AMX tile support (Sapphire Rapids or newer).",
             marks=NO_AMX,
         ),
-        (None, "weight_scale_inv' in Qwen3LLMModel"),
+        (fp8(None), "weight_scale_inv' in Qwen3LLMModel"),
+        (fp4("nvfp4-pack-quantized"), "MarlinNvFp4LinearKernel is not supported: Marlin FP4 not available"),
+        (fp4("mxfp4-pack-quantized"), "Failed to find a kernel that can implement the MXFP4 linear layer."),
     ],
-    ids=["block", "tensor"],
+    ids=["fp8-block", "fp8-tensor", "nvfp4", "mxfp4"],
 )
-def test_vllm_says_why_it_does_not_start_with_fp8(block, why, tmp_path):
+def test_vllm_says_why_it_does_not_start_with_a_format(form, why, tmp_path):
     source = vllm_checkpoint("qwen3_vl", tmp_path / "source")
-    quantized, _ = write_quantized(source, tmp_path, fp8(block), _is_decoders)
+    quantized, _ = write_quantized(source, tmp_path, form, _is_decoders)
     job = {"checkpoint": str(quantized), "dtype": "bfloat16", "conversations": [], "tokens": 1, "out": ""}
     code, log = run_alone(tmp_path, job)
     assert code and why in log, log[-4000:]

@@ -56,6 +56,19 @@ CLASSES = {
 }
 
 
+_OF_ANOTHER_KIND = 'vLLM 0.32 takes its pictures as items of another kind ("vision_chunk")'
+_BY_REMOTE_CODE = "vLLM 0.32 reads its config.json with the hub's own code alone"
+#: Classes that vLLM 0.32 has and that were not run through it: why, in its own words.
+NOT_RUN = {
+    "Kimi_K25ForConditionalGeneration": _OF_ANOTHER_KIND,
+    "KimiK25ForConditionalGeneration": _OF_ANOTHER_KIND,
+    "Ernie4_5_VLMoeForConditionalGeneration": f"{_BY_REMOTE_CODE} (\"'Ernie4_5_VLMoeConfig' object has no "
+    "attribute 'spatial_conv_size'\")",
+    "Step3p7ForConditionalGeneration": f"{_BY_REMOTE_CODE} (\"'Step3p7VisionConfig' object has no attribute "
+    "'width'\")",
+    "MiniMaxM3SparseForConditionalGeneration": 'vLLM 0.32 has it on GPUs alone ("No Unquantized MoE backend '
+    'supports the deployment configuration.")',
+}
 #: What is known of a class that is tried: its pictures, whose rows are compared in number alone.
 GENERIC = VLLMClass()
 
@@ -69,6 +82,11 @@ def class_of(architecture: str, *, generic: bool = False) -> VLLMClass:
     known = CLASSES.get(architecture.replace("ForSequenceClassification", "ForConditionalGeneration"))
     if known is None and generic:
         return GENERIC
+    if why := NOT_RUN.get(architecture):
+        raise ConfigError(
+            f"{architecture} is not served through vLLM, since {why}: its rows were not compared. Use "
+            "`triptych pd --engine native` for it"
+        )
     if known is None:
         raise ConfigError(
             f"{architecture} is not served through vLLM: use `triptych pd --engine native` for it, or vLLM "

@@ -66,13 +66,6 @@ def compressed(form: str, *, rounds_inputs: bool = True, **weights: Any) -> Form
     scheme = QuantizationScheme(
         targets=["Linear"], weights=args, input_activations=inputs if rounds_inputs else None
     )
-    config = {
-        "quant_method": "compressed-tensors",
-        "format": form,
-        "quantization_status": "compressed",
-        "ignore": ["lm_head", "re:.*visual.*"],
-        "config_groups": {"group_0": json.loads(scheme.model_dump_json())},
-    }
     compressor = BaseCompressor.get_value_from_registry(form)
 
     def write(key: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
@@ -98,7 +91,43 @@ def compressed(form: str, *, rounds_inputs: bool = True, **weights: Any) -> Form
         prefix = key.removesuffix("weight")
         return {prefix + name: value.contiguous() for name, value in stored.items()}, floats
 
-    return Format(config, write)
+    return Format(_named_as(form, scheme), write)
+
+
+def _named_as(form: str, scheme: Any) -> dict[str, Any]:
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "quantization_status": "compressed",
+        "ignore": ["lm_head", "re:.*visual.*"],
+        "config_groups": {"group_0": json.loads(scheme.model_dump_json())},
+    }
+
+
+def fp4(form: str) -> Format:
+    """As compressed-tensors writes FP4: NVIDIA's 16 weights have a scale in FP8, MX's 32 a power of two."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    nvidia = form.startswith("nv")
+    size, strategy = (16, "tensor_group") if nvidia else (32, "group")
+    args = QuantizationArgs(num_bits=4, type="float", strategy=strategy, group_size=size)
+    scheme = QuantizationScheme(targets=["Linear"], weights=args)
+    compressor = BaseCompressor.get_value_from_registry(form)
+
+    def write(key: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        largest = weight.float().unflatten(1, (-1, size)).abs().amax(-1)
+        given = {"weight": weight.float(), "weight_scale": torch.exp2((largest / 4).log2().floor())}
+        if nvidia:
+            whole = 448 * 6 / largest.max()
+            scale = (largest / 6 * whole).to(torch.float8_e4m3fn)
+            given |= {"weight_global_scale": whole.reshape(1), "weight_scale": scale.float()}
+        stored = compressor.compress(given, scheme)
+        floats = compressor.decompress(stored, scheme)["weight"].float()
+        prefix = key.removesuffix("weight")
+        return {prefix + name: value.contiguous() for name, value in stored.items()}, floats
+
+    return Format(_named_as(form, scheme), write)
 
 
 #: The outputs' order in 32 bits of AWQ, of eight neighbours.

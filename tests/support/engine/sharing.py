@@ -30,6 +30,7 @@ SAVED = "triptych_pd_shared_kv_saved_tokens_total"
 LOADED_BYTES = "triptych_pd_shared_kv_loaded_bytes_total"
 SAVED_BYTES = "triptych_pd_shared_kv_saved_bytes_total"
 HITS, COMPUTED = "vllm:prefix_cache_hits_total", "vllm:prompt_tokens_total"
+QUERIES = "vllm:prefix_cache_queries_total"
 
 
 def new_root() -> bytes:

@@ -97,6 +97,9 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
         self.pace = 0.0
         #: What its engine keeps of the prompts that it offers.
         self.kv: pd_pb2.KVHandOff | None = None
+        #: Prompt tokens that its prefix cache gives. Hand-overs tell it, but of an earlier release.
+        self.cached = 2
+        self.tells_cached = True
         self.paused: list[str] = []
         self.resumed: list[str] = []
         self.attaches: list[pd_pb2.AttachRequest] = []
@@ -373,6 +376,8 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
             tokens.offered = self.role == "prefill" and index == len(submit.resume.output_token_ids)
             if tokens.offered and self.kv is not None:
                 tokens.kv.CopyFrom(self.kv)
+            if tokens.offered and self.tells_cached:
+                tokens.cached_tokens = self._cached(submit)
             self.emit(held, tokens=tokens)
             if self.repeat_frames:
                 self.emit(held, tokens=tokens)
@@ -381,7 +386,7 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
             reason="stop" if script is not None and count == len(script) else "length",
             prompt_tokens=len(prompt),
             completion_tokens=count,
-            cached_tokens=2,
+            cached_tokens=self._cached(submit),
             queue_seconds=0.125,
             load_seconds=0.25,
             prefill_seconds=0.5,
@@ -396,6 +401,10 @@ class FakePD(FakeWorker, pd_pb2_grpc.PDServiceServicer):
             finished.pooled = struct.pack(f"<{len(row)}f", *row)
         self.emit(held, finished=finished)
         self.requests.pop(submit.request_id, None)
+
+    def _cached(self, submit: pd_pb2.SubmitRequest) -> int:
+        told = self.tells_cached and submit.resume.HasField("cached_tokens")
+        return submit.resume.cached_tokens if told else self.cached
 
     def _admitted(self, submit: pd_pb2.SubmitRequest, prompt: Sequence[int]) -> pd_pb2.Admitted:
         places = [

@@ -21,7 +21,7 @@ class Answer:
     text: str = ""
     admitted: pd_pb2.Admitted | None = None
     finished: pd_pb2.Finished | None = None
-    kept: pd_pb2.KVHandOff | None = None
+    offered: pd_pb2.Tokens | None = None
     lost: bool = False
     loaded: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -132,8 +132,8 @@ class PDClient:
             case "tokens":
                 assert event.tokens.position == len(answer.token_ids), "a token twice, or one missing"
                 answer.token_ids.extend(event.tokens.token_ids)
-                if event.tokens.HasField("kv"):
-                    answer.kept = event.tokens.kv
+                if event.tokens.offered:
+                    answer.offered = event.tokens
                 answer.text += event.tokens.text
                 answer.logprobs.extend(event.tokens.logprobs)
             case "item_loaded":

@@ -55,7 +55,7 @@ _HUB_FIELDS: dict[str, Config] = {
 }
 #: Of these, hubs have the experts' tensors the other way round than transformers 5 writes them.
 _TRANSPOSED = ("Qwen3VLMoeForConditionalGeneration",)
-_NESTED_TOWERS = ("Gemma3ForConditionalGeneration",)
+_NESTED_TOWERS = ("Gemma3ForConditionalGeneration", "LlavaForConditionalGeneration")
 #: These have no placeholders in their answers, as no trained model has: vLLM goes on behind one with its own
 #: embedding, transformers with that of the padding.
 _WITHOUT_PLACEHOLDERS = ("Gemma4ForConditionalGeneration",)

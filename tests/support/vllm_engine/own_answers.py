@@ -3,8 +3,9 @@
     python own_answers.py JOB.json
 
 JOB is {"checkpoint", "dtype", "conversations", "tokens", "out"}: lists of messages as a client sends them,
-all asked at once. `out` gets a list of {"prompt", "tokens", "margins", "runners_up"}: the ids, and at each
-step what the best token has over the second, in logarithms, and which that is.
+all asked at once; "limits", where given, are the most items. `out` gets a list of {"prompt", "tokens",
+"margins", "runners_up"}: the ids, and at each step what the best token has over the second, in logarithms,
+and which that is.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def main() -> None:
         enforce_eager=True,
         max_model_len=1024,
         max_num_seqs=16,
-        limit_mm_per_prompt={"image": 8, "video": 0},
+        limit_mm_per_prompt=job.get("limits", {"image": 8, "video": 0}),
     )
     greedy = SamplingParams(temperature=0, max_tokens=job["tokens"], ignore_eos=True, logprobs=2)
     outputs = llm.chat(job["conversations"], greedy, use_tqdm=False)

@@ -9,7 +9,7 @@ from support.zoo.checkpoint import own_processor
 from support.zoo.models import ALL_RECIPES, RECIPES
 from support.zoo.processors import ON_TORCHVISION
 from support.zoo.recipe import Recipe
-from triptych.models.checkpoint.refused_classes import REFUSED
+from triptych.models.checkpoint.refused_classes import LACKING, REFUSED
 
 #: Recipes that the adapter refuses.
 REFUSED_RECIPES = tuple(f"{family}ForConditionalGeneration" for family in ("Ovis2", "Chameleon"))
@@ -40,7 +40,7 @@ NEWER = dict.fromkeys(
 #: Models that users know and that transformers has no class of.
 ABSENT = {
     "CogAgentForCausalLM": "CogAgent: transformers has no class of it, and remote code is never run",
-    "Step3VLForConditionalGeneration": "Step3-VL: transformers has no class of it (Step-3.7 is served)",
+    **LACKING,
 }
 SERVED = tuple(name for name in RECIPES if name not in REFUSED_RECIPES)
 #: What a checkpoint's settings must say.

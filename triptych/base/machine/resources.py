@@ -198,6 +198,18 @@ def cpu_name(root: Path = _ROOT) -> str:
     return next((name for name in names if name), platform.machine())
 
 
+def cpu_flags(root: Path = _ROOT) -> frozenset[str]:
+    """What an x86 CPU can do, by the names of /proc/cpuinfo; empty where it names nothing."""
+    try:
+        text = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return frozenset()
+    lines = (line.partition(":") for line in text.splitlines())
+    return next(
+        (frozenset(value.split()) for name, _, value in lines if name.strip() == "flags"), frozenset()
+    )
+
+
 def _short(kind: str) -> str:
     printable = "".join(character for character in kind if character.isprintable())
     return " ".join(printable.split())[:MAX_KIND_CHARS]

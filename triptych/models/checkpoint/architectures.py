@@ -15,7 +15,7 @@ from pathlib import Path
 
 from triptych.base.errors import ConfigError
 from triptych.base.types import JsonObject
-from triptych.models.checkpoint.refused_classes import refused_class
+from triptych.models.checkpoint.refused_classes import LACKING, refused_class
 
 #: The entry points of adapters from outside: an architecture's name, and its adapter.
 ADAPTERS = "triptych.models"
@@ -47,6 +47,10 @@ def check_architecture(path: Path, config: JsonObject) -> None:
 
 def unknown_architecture(path: Path, named: list[str]) -> ConfigError:
     """Names the architecture, the nearest one that there is, and what to give instead."""
+    if lacking := LACKING.get(named[0] if named else ""):
+        return ConfigError(
+            f"MODEL={path} is {lacking}: serve it with a vLLM of its own, or give another MODEL"
+        )
     near = get_close_matches(named[0] if named else "", sorted(_of_media()), 1)
     hint = f" (the nearest one is {near[0]})" if near else ""
     return ConfigError(

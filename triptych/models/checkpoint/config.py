@@ -12,7 +12,7 @@ from transformers.configuration_utils import ALLOWED_LAYER_TYPES
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from triptych.base.errors import ConfigError
-from triptych.models.checkpoint.folder import read_config
+from triptych.models.checkpoint.folder import own_names, read_config
 
 #: Read at the top of every class's config.
 _OF_WRAPPED = ("image_token_id", "vision_config", "vision_start_token_id", "vision_end_token_id")
@@ -34,6 +34,8 @@ def load_config(path: Path) -> PreTrainedConfig:
             ) from error
         reason = unknown_type(raw) or f"does not fit its model type: {reason}: correct it"
         raise ConfigError(f"MODEL={path}: its config.json {reason}") from error
+    if config.architectures:
+        config.architectures = own_names(config.architectures)
     for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
         if getattr(part, "quantization_config", None) is not None:
             del part.quantization_config

@@ -31,7 +31,18 @@ def read_config(path: Path) -> JsonObject:
     if config is None:
         raise ConfigError(f"MODEL={path} {_foreign(names) or f'has no config.json: {_REMEDY}'}")
     check_supported(path, required_by_checkpoint(config, names))
+    if isinstance(named := config.get("architectures"), list):
+        config["architectures"] = own_names(named)
     return config
+
+
+#: Names that checkpoints on hubs give to classes of transformers: by the code of their own, and vLLM.
+_HUB_NAMES = {"KimiK25ForConditionalGeneration": "Kimi_K25ForConditionalGeneration"}
+
+
+def own_names(architectures: Iterable[object]) -> list[str]:
+    """The architectures as transformers calls them."""
+    return [_HUB_NAMES.get(name, name) for name in map(str, architectures)]
 
 
 def _foreign(names: Iterable[str]) -> str:

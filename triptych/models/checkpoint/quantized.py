@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from triptych.base.config import PDConfig
 from triptych.base.errors import ConfigError
+from triptych.base.machine.resources import cpu_flags
 from triptych.base.types import Options
 from triptych.base.vllm_classes import CLASSES
 from triptych.models.checkpoint.conversion_lists import ConversionLists
@@ -172,6 +173,8 @@ def check_decoder(path: Path, device: object = "cpu") -> None:
 def _refusal(path: Path, config: Options, device: object, which: str) -> ConfigError:
     """Names what is quantized, and a remedy that is true for this class and device."""
     through_vllm = any(name in CLASSES for name in config.get("architectures") or ())
+    # vLLM 0.32 has dropped the method.
+    through_vllm &= not format_of(quantization_of(config)).startswith("bitsandbytes")
     remedy = f"{_READ}, or an unquantized one"
     if through_vllm and str(device).startswith("cuda"):
         remedy += ", or take --engine vllm"
@@ -195,13 +198,45 @@ def _check_float32(path: Path, flags: PDConfig) -> None:
         )
 
 
+#: What torch, and with it vLLM, calls a CPU with AVX-512.
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
+
+
+def _four_bits(quantization: Options) -> str:
+    """Whether weights are integers of 4 bits, "int", or FP4, "float"; "" for neither."""
+    if quantization.get("quant_method") in ("awq", "gptq"):
+        return "int" if quantization.get("bits", 4) == 4 else ""
+    if "FP4" in str(quantization.get("quant_algo")):
+        return "float"
+    groups = quantization.get("config_groups")
+    weights = [group.get("weights") or {} for group in groups.values()] if isinstance(groups, dict) else []
+    return next((str(one.get("type", "int")) for one in weights if one.get("num_bits") == 4), "")
+
+
+def _check_cpu(path: Path, flags: PDConfig) -> None:
+    """ConfigError where vLLM's build for this CPU has no product with the checkpoint's weights."""
+    quantization, found = quantization_of(read_config(path)), cpu_flags()
+    kind = _four_bits(quantization) if flags.device == "cpu" else ""
+    if kind == "float":
+        why = "FP4, a product with which vLLM has on no CPU"
+    elif kind == "int" and found and not found >= _AVX512:
+        why = "4 bits, a product with which (cpu_gemm_wna16) vLLM has on CPUs with AVX-512 alone"
+    else:
+        return
+    raise ConfigError(
+        f"MODEL={path}: it is quantized as {format_of(quantization)}, in {why}: {_READ}, an unquantized one, "
+        "or --device cuda"
+    )
+
+
 def check_for_engine(path: Path, flags: PDConfig) -> None:
     """`check_decoder` where a PD worker with these flags will decode itself, as far as flags alone tell.
 
-    ConfigError, too, for a dtype in which a vLLM that it starts does not compute.
+    ConfigError, too, for a format or dtype in which a vLLM that it starts does not compute.
     """
     by_vllm = flags.engine == "vllm" or bool(flags.engine_url)
     if by_vllm and not flags.engine_url:
+        _check_cpu(path, flags)
         _check_float32(path, flags)
     if not by_vllm and not (flags.engine == "auto" and flags.device.startswith("cuda")):
         check_decoder(path, flags.device)

@@ -83,6 +83,14 @@ REFUSED = {
 }
 
 
+#: Classes of models that people serve, which transformers lacks: what stands in their place here.
+LACKING = {
+    "KimiVLForConditionalGeneration": "Kimi-VL: transformers has no class of it (Kimi K2.5 is served)",
+    "MiniMaxVL01ForConditionalGeneration": "MiniMax-VL-01: transformers has no class of it, and vLLM none "
+    "since 0.23 (MiniMax-M3 is served)",
+    "Step3VLForConditionalGeneration": "Step3-VL: transformers has no class of it (Step-3.7 is served)",
+    "StepVLForConditionalGeneration": "Step-VL: transformers has no class of it (Step-3.7 is served)",
+}
 #: Classes whose towers transformers makes of the package timm.
 ON_TIMM = {
     "FastVlmForConditionalGeneration": _NEITHER,

@@ -14,7 +14,7 @@ from support.encdec.cell import EncDecCheckpoint
 from support.encdec.oracle import greedy
 from support.encdec.traffic import EncDecCase
 from support.engine.pd_serving import served_model, serving, slot, tiny_model
-from support.engine.sharing import LOADED, SAVED, hold
+from support.engine.sharing import HITS, LOADED, QUERIES, SAVED, hold
 from triptych.pd_worker.kv_sharing import block_saves
 from triptych.pd_worker.kv_sharing.transfers import KVTransfers
 from triptych.pd_worker.native import NativeWorker
@@ -34,9 +34,9 @@ def new_text() -> str:
     return f"{uuid.uuid4()} {TEXT}"
 
 
-@pytest.mark.parametrize("tokens", [1, 17])
+@pytest.mark.parametrize(("tokens", "told"), [(1, 0), (17, 10_000)])
 async def test_a_request_goes_on_at_the_decode_worker_with_the_blocks_of_the_prefill_worker(
-    store_url, tokens
+    store_url, tokens, told
 ):
     model = served_model("qwen3_vl")
     async with (
@@ -53,11 +53,19 @@ async def test_a_request_goes_on_at_the_decode_worker_with_the_blocks_of_the_pre
         assert count(first, SAVED) == len(prompt) // 16 * 16, "offered before its blocks were stored"
         assert count(first, LOADED) == 0
         whole = await p.until("r")
+        assert whole.offered.cached_tokens == whole.finished.cached_tokens == 0
         resume = pd_pb2.Resume(
-            prompt_token_ids=prompt, output_token_ids=whole.token_ids[:tokens], planned=True
+            prompt_token_ids=prompt,
+            output_token_ids=whole.token_ids[:tokens],
+            planned=True,
+            cached_tokens=told,
         )
         await d.submit(d.message("r", "", attempt=2, resume=resume, **SAMPLING))
-        assert (await d.until("r")).token_ids == whole.token_ids
+        got = await d.until("r")
+        assert got.token_ids == whole.token_ids
+        # What it loads was not cached before; of no more than the prompt, whatever it is told.
+        assert got.finished.cached_tokens == min(told, len(prompt))
+        assert count(second, HITS) == count(second, QUERIES) == 0, "counted at the prefill worker"
         assert count(second, LOADED) == len(prompt) // 16 * 16
         assert count(second, SAVED) == 0, "it is not its prompt"
 

@@ -54,7 +54,8 @@ async def test_a_prefill_worker_offers_its_prompts_kv_with_the_first_token_and_g
         await response.write(data({"choices": [], "usage": usage}))
         return response
 
-    server.scripts = [whole(kv_transfer_params=KEPT), goes_on]
+    known = {"prompt_tokens_details": {"cached_tokens": 1}}
+    server.scripts = [whole(kv_transfer_params=KEPT, usage=known), goes_on]
     client = prefill.client
     await client.submit(client.message("r1", "hello", may_hand_over=True, **SAMPLING))
     await client.has("r1", "offer")
@@ -66,10 +67,10 @@ async def test_a_prefill_worker_offers_its_prompts_kv_with_the_first_token_and_g
     assert first["sampling_params"]["max_tokens"] == 1
     assert second["token_ids"] == prompt + found.token_ids[:1] and "kv_transfer_params" not in second
     assert found.token_ids == greedy({"token_ids": prompt}, 12)
-    assert b"10.0.0.7" in found.kept.params
-    assert 0 < found.kept.seconds < kv_transfer.KEPT_SECONDS
+    assert b"10.0.0.7" in found.offered.kv.params
+    assert 0 < found.offered.kv.seconds < kv_transfer.KEPT_SECONDS
     # What this worker has computed itself was not cached before.
-    assert found.finished.cached_tokens == 0
+    assert (found.finished.cached_tokens, found.offered.cached_tokens) == (1, 1)
     assert counted(prefill) == {"kept": 1}
 
 
@@ -176,6 +177,24 @@ async def test_a_decode_worker_has_the_kv_read_before_it_goes_on(server, decode)
     assert goes_on["token_ids"] == prompt + received and "kv_transfer_params" not in goes_on
     assert found.token_ids == greedy({"token_ids": prompt}, 12)
     assert counted(decode) == {"read": 1}
+
+
+@pytest.mark.parametrize(("told", "reported"), [(1, 1), (None, 3)], ids=["told", "by an earlier worker"])
+async def test_what_was_read_counts_as_cached_only_where_nobody_says_what_was(server, decode, told, reported):
+    async def goes_on(call):
+        response = await call.stream()
+        usage = {"prompt_tokens_details": {"cached_tokens": 3}}
+        await response.write(event(greedy(call.body, call.max_tokens), finish_reason="length"))
+        await response.write(data({"choices": [], "usage": usage}))
+        return response
+
+    resume = await first_tokens(server, decode, 3)
+    resume.kv.CopyFrom(kv())
+    if told is not None:
+        resume.cached_tokens = told
+    server.scripts = [whole(), goes_on]
+    await decode.client.submit(decode.client.message("r1", "", attempt=2, resume=resume, **SAMPLING))
+    assert (await decode.client.until("r1")).finished.cached_tokens == reported
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
+import grpc
 import pytest
 
 from support.fakes.fake_pd import FakePD, fake_logprobs
-from support.fakes.fake_workers import picture, token_text, user, whole_text
+from support.fakes.fake_workers import MODEL, picture, token_text, user, whole_text
 from support.fakes.proxy_fakes import FakeCluster
 from support.waiting import until
+from triptych.protos import common_pb2, proxy_pb2, proxy_pb2_grpc
 from triptych.protos.common_pb2 import Error
 from triptych.protos.convert import logprobs_from_proto
 from triptych.protos.pd_pb2 import KVHandOff, PDLoad, SubmitRequest, Tokens
@@ -80,6 +83,69 @@ async def test_a_request_begins_at_the_prefill_worker_and_ends_at_the_decode_wor
     await until(lambda: prefill.cancels == [first.request_id], "that the prefill worker frees it")
     assert hand_overs(roles)["taken"] == 1
     assert resumes(roles) == 0
+
+
+async def _stream_usage(cluster: FakeCluster) -> int:
+    options = {"include_usage": True}
+    chunks = await cluster.client.chat.completions.create(
+        model=MODEL, messages=TEXT, max_tokens=TOKENS, stream=True, stream_options=options
+    )
+    *_, last = [chunk async for chunk in chunks]
+    return last.usage.prompt_tokens_details.cached_tokens
+
+
+async def _chat(cluster: FakeCluster) -> int:
+    return (await cluster.ask(TEXT, max_tokens=TOKENS)).usage.prompt_tokens_details.cached_tokens
+
+
+async def _completion(cluster: FakeCluster) -> int:
+    reply = await cluster.client.completions.create(model=MODEL, prompt="count", max_tokens=TOKENS)
+    return reply.usage.prompt_tokens_details.cached_tokens
+
+
+async def _response(cluster: FakeCluster) -> int:
+    reply = await cluster.client.responses.create(model=MODEL, input="count", max_output_tokens=TOKENS)
+    return reply.usage.input_tokens_details.cached_tokens
+
+
+async def _response_stream(cluster: FakeCluster) -> int:
+    events = await cluster.client.responses.create(
+        model=MODEL, input="count", max_output_tokens=TOKENS, stream=True
+    )
+    *_, last = [event async for event in events]
+    return last.response.usage.input_tokens_details.cached_tokens
+
+
+async def _message(cluster: FakeCluster) -> int:
+    body = {"model": MODEL, "messages": TEXT, "max_tokens": TOKENS}
+    reply = await cluster.client._client.post(f"http://127.0.0.1:{cluster.port}/v1/messages", json=body)
+    return reply.json()["usage"]["cache_read_input_tokens"]
+
+
+async def _grpc(cluster: FakeCluster) -> int:
+    request = proxy_pb2.ChatRequest(
+        model=MODEL,
+        messages=[{"role": "user", "parts": [{"text": "count"}]}],
+        sampling=common_pb2.SamplingParams(max_tokens=TOKENS),
+    )
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{cluster.grpc_port}") as channel:
+        stub: Any = proxy_pb2_grpc.ProxyServiceStub(channel)
+        *_, last = [event async for event in stub.Chat(request, timeout=20.0)]
+    return last.finish.cached_tokens
+
+
+@pytest.mark.parametrize("older", ["", "prefill", "decode"])
+@pytest.mark.parametrize(
+    "read", [_chat, _stream_usage, _completion, _response, _response_stream, _message, _grpc]
+)
+async def test_as_cached_counts_what_the_prefill_worker_found(
+    roles: FakeCluster, read: Callable[[FakeCluster], Awaitable[int]], older: str
+):
+    """The decode worker's own count is of what it got from that one: 3 of 3."""
+    for worker, cached in zip(both(roles), (1, 3), strict=True):
+        worker.cached, worker.tells_cached = cached, worker.role != older
+    assert await read(roles) == (3 if older == "prefill" else 1)
+    assert hand_overs(roles)["taken"] == 1
 
 
 async def test_choices_and_log_probabilities_come_once_and_in_order(roles: FakeCluster):

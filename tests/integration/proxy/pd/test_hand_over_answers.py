@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ import pytest
 from support.data.checkpoints import build_checkpoint
 from support.data.traffic import WORDS
 from support.engine.pd_serving import ServedPD, model_at
-from support.engine.sharing import FEW, LOADED, wait_for_blocks
+from support.engine.sharing import FEW, HITS, LOADED, QUERIES, wait_for_blocks
 from support.engine.slow_steps import slow_steps
 from support.fakes.fake_workers import MODEL
 from support.fakes.proxy_fakes import FakeCluster, raw_post
@@ -96,6 +97,19 @@ def hand_overs(cluster: FakeCluster) -> float:
     return sum(taken)
 
 
+def counted(cluster: FakeCluster) -> Counter[str]:
+    """What both workers' metrics say of their prefix caches."""
+    workers: list[Any] = list(cluster.pd_workers)
+    registries = [each.worker.engine._metrics._metrics.registry for each in workers]
+    labels = {"model_name": MODEL}
+    return Counter(
+        {
+            name: sum(int(each.get_sample_value(name, labels) or 0) for each in registries)
+            for name in (HITS, QUERIES)
+        }
+    )
+
+
 def loaded_tokens(cluster: FakeCluster) -> float:
     """Tokens whose KV the decode worker has found in the store."""
     worker: Any = cluster.pd_workers[1]
@@ -131,7 +145,21 @@ async def test_an_answer_is_that_of_one_worker_whatever_is_asked_for(
         assert (found and found["tokens"]) == (expected and expected["tokens"])
         if found:
             assert found["token_logprobs"] == pytest.approx(expected["token_logprobs"], abs=1e-3)
-    assert handed["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+    assert handed["usage"] == whole["usage"]
+
+
+async def test_as_cached_counts_what_was_here_before_the_prompt_was_computed(cluster: FakeCluster) -> None:
+    """Once for a prompt that is new, once for one that is not, and once for one that goes on."""
+    salt = uuid.uuid4().hex
+    ids = (await post(cluster, "/tokenize", prompt=PROMPT))["tokens"]
+    body = {"max_tokens": TOKENS, "temperature": 0, "cache_salt": salt}
+    for prompt, cached in ((ids, 0), (ids, (len(ids) - 1) // 16 * 16), ([*ids, *ids], len(ids) // 16 * 16)):
+        before, metrics = hand_overs(cluster), counted(cluster)
+        reply = await post(cluster, "/v1/completions", prompt=prompt, **body)
+        assert hand_overs(cluster) > before
+        assert reply["usage"]["prompt_tokens_details"] == {"cached_tokens": cached}
+        found = counted(cluster) - metrics
+        assert found == Counter({HITS: cached, QUERIES: len(prompt)}), "each prompt once, at both workers"
 
 
 async def test_a_stop_string_ends_the_answer_where_one_worker_ends_it(cluster: FakeCluster) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from triptych.base.config import ServiceConfig
 from triptych.base.errors import ConfigError
-from triptych.base.vllm_classes import CLASSES
+from triptych.base.vllm_classes import CLASSES, NOT_RUN
 from triptych.integrations.vllm.engine import adopt_logging, check_engine, row_width, shares_a_process
 from triptych.integrations.vllm.options import parse_options
 from triptych.integrations.vllm.requests import ROWS, RequestItems, grid_of, needed_item, save_order
@@ -161,6 +161,14 @@ def test_a_class_that_is_not_in_the_table_is_refused_by_name_with_the_remedy():
     other = config(hf_config=Config(architectures=["FuyuForCausalLM"]))
     with pytest.raises(ConfigError, match=r"FuyuForCausalLM is not served through vLLM: use `triptych pd"):
         check_engine(other, is_consumer=True)
+
+
+@pytest.mark.parametrize("name", NOT_RUN)
+def test_a_class_that_vllm_ends_with_here_is_refused_with_its_own_words(name):
+    other = config(hf_config=Config(architectures=[name]))
+    with pytest.raises(ConfigError, match=rf"{name} is not served .* since vLLM 0\.32 .*\".+\".* native"):
+        check_engine(other, is_consumer=True)
+    check_engine(other, is_consumer=True, generic=True)
 
 
 def test_a_class_that_is_not_in_the_table_is_tried_where_both_sides_say_so():

@@ -15,7 +15,7 @@ import transformers
 from triptych.base.errors import ConfigError
 from triptych.models.checkpoint import architectures, refused_classes
 from triptych.models.checkpoint.architectures import check_architecture
-from triptych.models.checkpoint.refused_classes import ON_TIMM, REFUSED
+from triptych.models.checkpoint.refused_classes import LACKING, ON_TIMM, REFUSED
 from triptych.models.registry import FAMILIES
 
 ROOT = Path(__file__).parents[4]
@@ -114,3 +114,11 @@ def test_the_checks_import_neither_torch_nor_transformers(tmp_path: Path) -> Non
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     assert "unknown architecture, Mine" in ended.stdout and ended.stdout.strip().endswith("[]")
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_a_class_that_transformers_lacks_is_named_with_what_is_served_instead(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"transformers has no class of it.*is served\): serve it with a vLLM"
+    ):
+        check(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from support.data.checkpoints import build_checkpoint, edit_config
+from support.zoo.checkpoint import checkpoint as zoo_checkpoint
 from triptych.apps.launch.model_path import resolve_model
 from triptych.base.config import EncoderConfig, PDConfig
 from triptych.base.errors import ConfigError
 from triptych.models.checkpoint import tensors
+from triptych.models.checkpoint.architectures import check_architecture
 from triptych.models.checkpoint.first_checks import check_encoder_model, check_pd_model
 from triptych.models.checkpoint.folder import check_folder, given_template, read_config
 from triptych.models.checkpoint.pooling import GENERATES, PoolingDefaults, read_pooling
@@ -28,7 +31,7 @@ from triptych.models.checkpoint.support import (
     table,
 )
 from triptych.models.checkpoint.tensors import Checkpoint, Cut
-from triptych.models.registry import family_of
+from triptych.models.registry import family_of, load_decoder
 
 
 def test_a_folder_that_does_not_exist_is_named_with_the_remedy(tmp_path: Path) -> None:
@@ -93,6 +96,16 @@ def test_an_unknown_architecture_is_answered_with_where_the_served_ones_are(tmp_
     edit_config(path, architectures=["GPT9ForCausalLM"])
     with pytest.raises(ConfigError, match=r"GPT9ForCausalLM.*one of the classes in docs/models\.md"):
         family_of(path)
+
+
+def test_a_class_that_hubs_call_otherwise_is_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "kimi"
+    shutil.copytree(zoo_checkpoint("Kimi_K25ForConditionalGeneration"), path)
+    edit_config(path, architectures=["KimiK25ForConditionalGeneration"])
+    check_architecture(path, read_config(path))
+    assert family_of(path).architecture == "Kimi_K25ForConditionalGeneration"
+    side = load_decoder(path, device=torch.device("cpu"), dtype=torch.float32, attn_implementation="sdpa")
+    assert side.geometry.num_layers == 3
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "llava"])

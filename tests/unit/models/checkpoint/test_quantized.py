@@ -221,6 +221,10 @@ def test_a_cluster_is_refused_where_its_workers_would_decode_themselves(flags, r
         check_for_engine(path, PDConfig(**flags))
 
 
+AVX2 = "fma avx avx2 bmi1 bmi2"
+AVX512 = f"{AVX2} avx512f avx512dq avx512cd avx512bw avx512vl"
+
+
 @pytest.mark.parametrize(
     ("method", "flags", "instead"),
     [
@@ -235,7 +239,10 @@ def test_a_cluster_is_refused_where_its_workers_would_decode_themselves(flags, r
         ("awq", {"engine_url": "http://127.0.0.1:1"}, ""),
     ],
 )
-def test_a_vllm_of_ones_own_is_not_started_in_a_dtype_that_it_lacks(method, flags, instead, tmp_path):
+def test_a_vllm_of_ones_own_is_not_started_in_a_dtype_that_it_lacks(
+    method, flags, instead, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("triptych.models.checkpoint.quantized.cpu_flags", lambda: frozenset(AVX512.split()))
     source = build_checkpoint("qwen3_vl", tmp_path / "model")
     path = edit_config(source, quantization_config={"quant_method": method, "bits": 4})
     config = PDConfig(engine="vllm", **flags)
@@ -243,6 +250,47 @@ def test_a_vllm_of_ones_own_is_not_started_in_a_dtype_that_it_lacks(method, flag
         check_for_engine(path, config)
         return
     with pytest.raises(ConfigError, match=rf"{method} \(4 bits\).*give --dtype {instead} to all workers"):
+        check_for_engine(path, config)
+
+
+FOUR = {"format": "pack-quantized", "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}}}
+NVFP4 = {
+    "format": "nvfp4-pack-quantized",
+    "config_groups": {"a": {"weights": {"num_bits": 4, "type": "float"}}},
+}
+_WNA16 = r"in 4 bits, .*cpu_gemm_wna16.* on CPUs with AVX-512 alone: give .* or --device cuda"
+_FP4 = "in FP4, .* vLLM has on no CPU: give one in FP8"
+
+
+@pytest.mark.parametrize(
+    ("quantization", "chip", "flags", "refused"),
+    [
+        ({"quant_method": "awq", "bits": 4}, AVX2, {}, _WNA16),
+        ({"quant_method": "awq", "bits": 4}, AVX512, {}, ""),
+        ({"quant_method": "gptq", "bits": 4}, AVX2, {}, _WNA16),
+        ({"quant_method": "compressed-tensors", **FOUR}, AVX2, {}, _WNA16),
+        ({"quant_method": "compressed-tensors", **FOUR}, AVX512, {}, ""),
+        ({"quant_method": "compressed-tensors", **NVFP4}, AVX512, {}, _FP4),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, AVX512, {}, _FP4),
+        ({"quant_method": "gptq", "bits": 8}, AVX2, {}, ""),
+        # Nothing is known of the processor, or it is not this machine's.
+        ({"quant_method": "awq", "bits": 4}, "", {}, ""),
+        ({"quant_method": "awq", "bits": 4}, AVX2, {"device": "cuda"}, ""),
+        ({"quant_method": "awq", "bits": 4}, AVX2, {"engine_url": "http://127.0.0.1:1"}, ""),
+        ({"quant_method": "compressed-tensors", **NVFP4}, AVX2, {"device": "cuda:1"}, ""),
+        ({"quant_method": "fp8"}, AVX2, {}, ""),
+    ],
+)
+def test_a_vllm_of_ones_own_is_not_started_where_its_build_lacks_the_product(
+    quantization, chip, flags, refused, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("triptych.models.checkpoint.quantized.cpu_flags", lambda: frozenset(chip.split()))
+    path = edit_config(build_checkpoint("qwen3_vl", tmp_path / "model"), quantization_config=quantization)
+    config = PDConfig(engine="vllm", **{"dtype": "bfloat16", **flags})
+    if not refused:
+        check_for_engine(path, config)
+        return
+    with pytest.raises(ConfigError, match=refused):
         check_for_engine(path, config)
 
 

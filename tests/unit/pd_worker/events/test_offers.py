@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from support.engine.engine_requests import make_request
 from triptych.base.delta import Delta
 from triptych.base.types import FinishReason, KeptKV
+from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.events.streams import EventStream, EventStreams
 from triptych.protos import common_pb2, pd_pb2
 from triptych.protos.pd_pb2 import Admitted, Finished, RequestEvent
@@ -18,6 +21,12 @@ def opened(*, offers: bool = True, step_tokens: bool = False) -> tuple[EventStre
     stream = streams.attach("p", [], step_tokens=step_tokens)
     streams.open("p", "r", 1)
     return streams, stream
+
+
+def request_of(cached_tokens: int | None = None) -> EngineRequest:
+    request = make_request("r", 3, proxy_id="p")
+    request.cached_tokens = cached_tokens
+    return request
 
 
 def token(position: int) -> Delta:
@@ -85,10 +94,31 @@ async def test_an_offer_before_the_first_token_goes_with_it() -> None:
     assert await kinds(stream) == ["offer"]
 
 
+@pytest.mark.parametrize("found", [None, 0, 32])
+async def test_an_offer_says_what_the_engine_has_found_in_its_cache_and_says_it_again(
+    found: int | None,
+) -> None:
+    streams, stream = opened(offers=False)
+    request = request_of()
+    streams.follow(request)
+    streams.deliver([token(0)])
+    assert await kinds(stream) == ["tokens"]
+    request.cached_tokens = found
+    streams.offer("p", "r", 1)
+    for position in (1, 2):
+        streams.deliver([token(position)])
+        [event] = (await stream.next() or pd_pb2.StepEvents()).events
+        assert event.tokens.offered
+        assert (event.tokens.cached_tokens if event.tokens.HasField("cached_tokens") else None) == found
+        stream = streams.attach("p", [pd_pb2.Reattach(request_id="r", attempt=1, position=position + 1)])
+
+
 async def test_to_an_earlier_proxy_an_offer_is_tokens_like_any_other() -> None:
     streams, stream = opened()
+    streams.follow(request_of(cached_tokens=16))
     streams.deliver([token(0)])
     [offer] = (await stream.next() or pd_pb2.StepEvents()).events
+    assert offer.tokens.cached_tokens == 16
     earlier = _earlier_event().FromString(offer.SerializeToString())
     assert earlier.WhichOneof("body") == "tokens"
     assert (list(earlier.tokens.token_ids), earlier.tokens.text) == ([0], "x")
@@ -100,8 +130,9 @@ def _earlier_event() -> type[RequestEvent]:
     common_pb2.DESCRIPTOR.CopyToProto(files[0])
     pd_pb2.DESCRIPTOR.CopyToProto(files[1])
     (tokens,) = (each for each in files[1].message_type if each.name == "Tokens")
-    (offered,) = (each for each in tokens.field if each.name == "offered")
-    tokens.field.remove(offered)
+    for each in [each for each in tokens.field if each.name in ("offered", "kv", "cached_tokens")]:
+        tokens.field.remove(each)
+    del tokens.oneof_decl[:]  # those of optional fields
     pool = descriptor_pool.DescriptorPool()
     for file in files:
         pool.Add(file)

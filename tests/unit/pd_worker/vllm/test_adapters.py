@@ -138,10 +138,22 @@ def test_a_folder_that_is_no_adapter_is_refused_by_name(tmp_path: Path) -> None:
     assert "save_pretrained" in refusal()
 
 
-def test_a_model_for_scores_takes_no_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_of_the_head_is_refused_where_the_model_gives_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = build_checkpoint("qwen3_vl")
+    layers = write_adapter(checkpoint, tmp_path / "layers", 1)
+    head = write_adapter(checkpoint, tmp_path / "head", 1, targets=r"embed_tokens\.weight$")
+    file = head / "adapter_model.safetensors"
+    renamed = {
+        f"base_model.model.lm_head.{key.split('.')[-2]}.weight": t for key, t in load_file(file).items()
+    }
+    save_file(renamed, file)
+    config = config_of("qwen3_vl", f"a={layers},b={head}")
+    assert [adapter.name for adapter in read_adapters(config)] == ["a", "b"]
     monkeypatch.setattr("triptych.pd_worker.vllm.adapters.read_task", lambda path: "score")
-    with pytest.raises(ConfigError, match="gives scores, which no adapter changes: merge it"):
-        read_adapters(config_of("qwen3_vl", f"a={tmp_path}"))
+    with pytest.raises(ConfigError, match=r"--lora-modules b: .*lm_head.* is of the head, .* merge it"):
+        read_adapters(config)
 
 
 def test_vllm_is_given_their_folders_their_number_and_a_rank_that_it_has() -> None:

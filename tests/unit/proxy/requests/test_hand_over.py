@@ -65,6 +65,33 @@ def test_the_present_attempt_goes_on_until_the_successor_has_tokens() -> None:
     assert not machine.deliver(lost(1))
 
 
+@pytest.mark.parametrize("ends", [1, 2], ids=["where it began", "at the decode worker"])
+def test_as_cached_counts_what_the_offer_says(ends: int) -> None:
+    machine = at_worker()
+    put_out(machine, 1, 1)
+    assert machine.resume is not None and not machine.resume.HasField("cached_tokens")
+    machine.deliver(WorkerEvent(attempt=1, tokens=Tokens(offered=True, cached_tokens=3)))
+    assert machine.resume is not None and machine.resume.cached_tokens == 3
+    if ends == 2:
+        begun(sent(machine), 1)
+    assert cached_at_the_end(machine, ends) == 3
+
+
+def test_where_an_offer_says_nothing_the_worker_that_ends_the_answer_is_believed() -> None:
+    machine = sent(answering())
+    begun(machine, 1)
+    assert cached_at_the_end(machine, 2) == 2
+
+
+def cached_at_the_end(machine: Lifecycle, attempt: int) -> int:
+    """The client's count, where the worker's own is 2."""
+    end = pd_finished(attempt, 2, 1, 2)
+    *_, done = machine.deliver(end)
+    assert isinstance(done, do.Emit) and isinstance(done.output, Done)
+    assert done.output.usage.cached_tokens == end.finished.cached_tokens, "traces and the page read the event"
+    return done.output.usage.cached_tokens
+
+
 def test_what_the_successor_repeats_reaches_nobody_twice_and_a_frame_may_be_half_new() -> None:
     machine = sent(answering())
     put_out(machine, 1, 3)
