@@ -4,7 +4,7 @@
     python -m benchmarks beside_commit ../before [--rounds 5]
 
 Both checkouts' processes stay up, and take turns: the figure is the median of the rounds' ratios, the other
-commit's CPU seconds over this one's. Relay and text requests are those of `proxy_relay`; the steps are of the
+commit's CPU seconds over this one's. Relay and text requests are those of `hot_paths`; the steps are of the
 demo's decoder on one thread, with scheduler, events and metrics: for 1, 16 and 64 requests that decode, and
 for requests of 8 tokens that come and go. Pictures count by the clock: a PNG of 224x224 decoded and
 preprocessed in two threads, by an encoder worker's scheduler, with eight there at once. The mix is served by
@@ -129,14 +129,7 @@ def _ask(side: subprocess.Popen[str], case: str) -> float:
 
 def side() -> None:
     """One checkout's processes: answers the names of cases with figures."""
-    try:
-        program, processes = map(
-            import_module, ("benchmarks.micro.proxy_relay", "benchmarks.micro.proxy_processes")
-        )
-    except ModuleNotFoundError:  # an older commit, which has a package of them
-        program, processes = map(
-            import_module, ("benchmarks.proxy_relay.__main__", "benchmarks.proxy_relay.processes")
-        )
+    program, processes = _relay_modules()
     relay, served = program.relay, program.served
     decode, come_and_go = _engine()
     pictures = _pictures()
@@ -159,6 +152,21 @@ def side() -> None:
         for line in sys.stdin:
             sys.stdout.write(f"{1e6 * cases[line.strip()]()}\n")
             sys.stdout.flush()
+
+
+def _relay_modules() -> tuple[Any, Any]:
+    """The relay's clients and its processes, by the names that they have had."""
+    package, folder = "benchmarks.proxy_relay", "benchmarks.micro"
+    for names in (
+        (f"{folder}.hot_paths", f"{folder}.proxy_processes"),
+        (f"{folder}.proxy_relay", f"{folder}.proxy_processes"),
+        (f"{package}.__main__", f"{package}.processes"),
+    ):
+        try:
+            return import_module(names[0]), import_module(names[1])
+        except ModuleNotFoundError:
+            continue
+    raise SystemExit("this checkout has no benchmark of the relay")
 
 
 def _engine() -> tuple[Callable[[int], float], Callable[[], float]]:

@@ -18,7 +18,7 @@ import torch
 from benchmarks.gpu.part_page import PartPage
 from benchmarks.gpu.random_models import fill_weights, write_model
 from benchmarks.micro import vllm_paths
-from benchmarks.micro.transfer_paths import plan_of
+from benchmarks.micro.hot_paths import plan_of
 from benchmarks.result_page import number
 from triptych.base.errors import ConfigError
 from triptych.base.machine.device import Device

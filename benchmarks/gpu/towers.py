@@ -16,7 +16,7 @@ from benchmarks.gpu.device_limits import DeviceLimits, known_limits, tower_work
 from benchmarks.gpu.engine_rounds import median_seconds
 from benchmarks.gpu.part_page import PartPage
 from benchmarks.gpu.random_models import random_weights, write_model
-from benchmarks.micro import transfer_paths
+from benchmarks.micro.hot_paths import measure_transfers, transfer_rows
 from triptych.apps.launch.embedded_store import EmbeddedStore
 from triptych.base.config import MIB
 from triptych.base.machine.device import Device
@@ -163,7 +163,7 @@ def _copies(page: PartPage, device: torch.device) -> None:
 def _transfers(page: PartPage, repeats: int) -> None:
     """From the encoder worker's host memory to a checked tensor in the PD worker's process, on one host."""
     with tempfile.TemporaryDirectory() as folder, EmbeddedStore(Path(folder), 1024 * MIB) as store:
-        turns = transfer_paths.measure(store.url, repeats)
+        turns = measure_transfers(store.url, repeats)
     page.table("embedding", "path", "ms, median (best)", "CPU ms")
-    for row in transfer_paths.rows(turns):
+    for row in transfer_rows(turns):
         page.row(*row)

@@ -1,4 +1,4 @@
-"""One part alone: the proxy's relay, the registry's cost, ways of a transfer, attention beside reading.
+"""One part alone: hot paths (relay, registry, transfers), attention beside reading, starts, shared prefixes.
 
 python -m benchmarks micro                     # their names
 python -m benchmarks micro NAME [ARGUMENTS]

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 import torch
 
+from benchmarks.micro.hot_paths import Workers, plan_of
 from benchmarks.micro.links import Hosts, enter, hosts
-from benchmarks.micro.transfer_paths import Workers, plan_of
 from benchmarks.result_page import RESULTS, fill, page_parser, publish, ranged, table
 from triptych.apps.launch.embedded_store import EmbeddedStore, find_server_binary
 from triptych.base.source_tickets import SourceTickets

@@ -281,8 +281,8 @@ class SchedulerLimits:
 
     @property
     def least_prefill(self) -> int:
-        """Prefill tokens of a step, however long they make it beside other tenants: a device is busy with so
-        many."""
+        """Prefill tokens that every step may have, even where it takes long and other tenants wait: fewer
+        would leave a device partly idle."""
         return max(1, self.max_num_batched_tokens // 4)
 
     @property

@@ -142,7 +142,8 @@ class SchedulerOutput(msgspec.Struct):
 
     @property
     def prompt_rows(self) -> int:
-        """Tokens of its prefill chunks, but for single ones."""
+        """Prompt tokens of the step: those of chunks of several tokens, as one of a single token costs no
+        more than a decode."""
         return sum(chunk.count for chunk in self.chunks if chunk.count > 1)
 
     def rows_of_tenants(self) -> Counter[str]:

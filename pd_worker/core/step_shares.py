@@ -20,25 +20,26 @@ LEAST_STARTS = 8
 RECENT_SECONDS = 10.0
 
 
-class Most:
-    """The most of something that a step may have, found by how long steps have taken: none is long for it.
+class StepLimit:
+    """A limit of what a step may have of something, so that no step takes long for it.
 
-    Where only one tenant is here there is no such limit. `least` a step may have however long that makes it.
+    It is set while several tenants are here, and follows how long steps have taken. It is `least` or more.
     """
 
     def __init__(self, least: int) -> None:
         self._least = least
         self.count = math.inf
 
-    def begin(self) -> None:
-        """From now on there are several: nobody knows yet how long it takes."""
+    def set(self) -> None:
+        """Several tenants are here: the limit is the lowest one, as nobody knows yet how long more takes."""
         self.count = self._least
 
-    def end(self) -> None:
+    def lift(self) -> None:
+        """One tenant is here alone: there is no limit."""
         self.count = math.inf
 
-    def tried(self, count: int, seconds: float) -> None:
-        """A step with so many has taken so long."""
+    def adapt(self, count: int, seconds: float) -> None:
+        """Follows a step that had `count`, and took `seconds`."""
         if seconds > LONG_SECONDS:
             if count > self._least:
                 self.count = max(self._least, int(count * LONG_SECONDS / seconds))
@@ -61,29 +62,29 @@ class StepShares:
         self._several_until = -math.inf
         self._last: str | None = None
         #: Requests that may start in the next step, and rows of prompts in it.
-        self.starts, self.rows = Most(LEAST_STARTS), Most(least_rows)
+        self.starts, self.rows = StepLimit(LEAST_STARTS), StepLimit(least_rows)
 
     def came(self, tenant: str, now: float) -> None:
         """A request of the tenant has come."""
-        if tenant != self._last is not None:
+        if self._last is not None and tenant != self._last:
             self.several(now)
         self._last = tenant
 
     def several(self, now: float) -> None:
         """More than one tenant has requests here, or has had some lately."""
         if now >= self._several_until:
-            self.starts.begin()
-            self.rows.begin()
+            self.starts.set()
+            self.rows.set()
         self._several_until = now + RECENT_SECONDS
 
     def ended(self, starts: int, rows: int, seconds: float, now: float) -> None:
         """A step has ended in which so many requests have started, with so many rows of prompts."""
         if now >= self._several_until:
-            self.starts.end()
-            self.rows.end()
+            self.starts.lift()
+            self.rows.lift()
         else:
-            self.starts.tried(starts, seconds)
-            self.rows.tried(rows, seconds)
+            self.starts.adapt(starts, seconds)
+            self.rows.adapt(rows, seconds)
 
     def resting(self, startable: Collection[str], running: Iterable[RequestState]) -> str | None:
         """The tenant that sits the next step out: it owes, and requests of others could start or begin."""

@@ -382,7 +382,10 @@ class LimitedConnection(HttpToolsProtocol):
             self.transport.close()
 
     def _tell(self, error: RequestError) -> None:
-        """Closes, with a reply when none has begun; whoever had its time has no more."""
+        """Replies with the error, unless a reply has begun, and closes the connection.
+
+        After a timeout it ends at once; else what the client is still sending is read for a while.
+        """
         cycle = self.cycle
         if cycle is None or self._head_begun or not cycle.response_started:
             self._write_error(error)

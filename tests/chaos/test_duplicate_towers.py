@@ -10,11 +10,13 @@ import itertools
 import os
 import time
 from collections import Counter
+from pathlib import Path
 
 import aiohttp
 import pytest
 
 from support.chaos.faults import sleeping
+from support.chaos.stages import hold
 from support.data.traffic import Case, picture
 from support.probing import probe
 from support.processes.cluster import Cluster, free_port, wait_for
@@ -54,11 +56,16 @@ async def _both(urls: list[str], end: float) -> Counter[int]:
     return statuses
 
 
-async def _come_and_go(cluster: Cluster, checkpoint: str, end: float) -> int:
-    """Every turn kills an encoder of the cluster, and starts or ends one beside them; the number of kills."""
-    kills, beside = 0, None
+async def _come_and_go(cluster: Cluster, checkpoint: str, end: float, towers: Path) -> int:
+    """Every turn kills an encoder of the cluster, and starts or ends one beside them; the number of kills.
+
+    Each kill meets towers at work: pictures have begun since the one before.
+    """
+    kills, beside, seen = 0, None, 0
     while time.monotonic() + TURN_SECONDS < end:
         await asyncio.sleep(TURN_SECONDS)
+        await hold("pictures in towers", lambda seen=seen: _begun(towers) > seen + ENCODERS)
+        seen = _begun(towers)
         cluster.kill(f"encoder-{kills % ENCODERS}")
         kills += 1
         if beside is None:
@@ -67,6 +74,10 @@ async def _come_and_go(cluster: Cluster, checkpoint: str, end: float) -> int:
             beside.terminate()
             beside = None
     return kills
+
+
+def _begun(towers: Path) -> int:
+    return len(towers.read_text().split())
 
 
 async def test_hardly_a_picture_of_two_proxies_goes_through_two_towers_while_encoders_come_and_go(
@@ -82,13 +93,16 @@ async def test_hardly_a_picture_of_two_proxies_goes_through_two_towers_while_enc
     wait_for("the second proxy", lambda: probe(port, "/ready")["code"] == 200)
     urls = [cluster.url, f"http://127.0.0.1:{port}"]
     end = time.monotonic() + SECONDS
-    statuses, kills = await asyncio.gather(_both(urls, end), _come_and_go(cluster, str(checkpoint), end))
+    statuses, kills = await asyncio.gather(
+        _both(urls, end), _come_and_go(cluster, str(checkpoint), end, towers)
+    )
     counts = Counter(towers.read_text().split())
     duplicates = counts.total() - len(counts)
     print(
         f"{SECONDS:.0f} s, {kills} kills: requests by status {dict(statuses)}, {len(counts)} pictures, "
         f"{counts.total()} towers, {duplicates} of them duplicates: {duplicates / counts.total():.2%}"
     )
+    assert kills
     assert statuses[200] > 0.95 * statuses.total()
     # With each encoder that is killed go the pictures that it had begun.
     assert duplicates < 0.05 * counts.total()

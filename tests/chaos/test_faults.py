@@ -42,6 +42,8 @@ HERE = [fault for fault in FAULTS if fault.act == "dies" and (fault.pool, fault.
 QUICK = [fault for fault in HERE if fault.workers == 1 and fault.stage in ("encoding", "stream")]
 #: Seconds that the store is away.
 AWAY = {"hangs and is killed": 0.0, "is gone for five seconds": 5.0}
+#: An item sleeps so long in the tower: most are still to be stored when the store goes.
+TOWER_SECONDS = 0.1
 #: Requests wait for the store however long it is away.
 PATIENT = ("--encoder-batch-patches", "1", "--store-wait", "120")
 
@@ -115,13 +117,12 @@ def _flush(cluster: Cluster) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.act in AWAY], ids=str)
-async def test_a_store_that_is_away_loses_nothing_and_stops_no_text(
-    fault, make_cluster, cases, reference, tmp_path
-):
+async def test_a_store_that_is_away_loses_nothing_and_stops_no_text(fault, start, cases, reference, tmp_path):
     seconds = AWAY[fault.act]
     store = EmbeddedStore(tmp_path / "store", 128 << 20)
     store.start()
-    cluster = make_cluster(1, "--store", store.url, *PATIENT)
+    words = ("--store", store.url, *PATIENT)
+    cluster = start(*_pools(1, words), environment=faults.sleeping(tower=TOWER_SECONDS))
     texts = [index for index, case in enumerate(cases) if not case.images]
     try:
         async with Streams(cluster.url, cases, STREAM_TOKENS, [""]) as streams:
@@ -133,6 +134,7 @@ async def test_a_store_that_is_away_loses_nothing_and_stops_no_text(
             os.kill(store.pid, signal.SIGKILL)
             store.stop()
             await asyncio.sleep(seconds)
+            assert stages.unfinished(cluster), "nobody waits for the store"
             store.start()
             got = await streams.all()
         await _whole(cluster, got, reference)
@@ -250,8 +252,8 @@ def _log(cluster: Cluster) -> str:
     return cluster.log.read_text(errors="replace")
 
 
-def _pools(workers: int, slow_steps: tuple[str, ...]) -> tuple[str, ...]:
-    return ("--encoders", str(workers), "--pd-workers", str(workers), *slow_steps)
+def _pools(workers: int, words: tuple[str, ...]) -> tuple[str, ...]:
+    return ("--encoders", str(workers), "--pd-workers", str(workers), *words)
 
 
 async def test_an_only_worker_whose_engine_dies_starts_anew_and_every_request_is_answered(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from support.chaos.rest import assert_at_rest
 from support.chaos.streams import Streams
 from support.data.oracle import assert_exact
 from support.data.traffic import STREAM_TOKENS, Case
-from support.processes.cluster import Cluster, running_cluster
+from support.processes.cluster import Cluster, running_cluster, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -23,6 +24,31 @@ ROLES = ("--prefill-workers", "1", "--decode-workers", "2", "--prefill-threshold
 
 def hand_overs(cluster: Cluster) -> float:
     return cluster.total("proxy", "triptych_hand_overs_total")
+
+
+async def kill_at_work(cluster: Cluster, name: str, streams: Streams) -> None:
+    """Kills a PD worker that has requests: all of them stand still while the proxy says so."""
+    while True:
+        with stages.stopped(cluster, "pd"):
+            if await asyncio.to_thread(requests_of, cluster, name):
+                cluster.kill(name)
+                return
+        streams.assert_under_way(f"requests at {name}")
+        await asyncio.sleep(0.1)  # some steps further
+
+
+def requests_of(cluster: Cluster, name: str) -> int:
+    """The requests that a PD worker has, as the proxy sees it from now on."""
+    began = time.time()
+
+    def row() -> list[int] | None:
+        seen = cluster.get("/cluster")  # of the last second
+        if seen["time"] < began:
+            return None
+        return [worker["requests"] for worker in seen["pd_workers"] if worker["name"] == name]
+
+    [count] = wait_for(f"a look at {name}", row)
+    return int(count)
 
 
 @pytest.mark.parametrize(
@@ -45,10 +71,11 @@ async def test_a_worker_that_dies_around_hand_overs_loses_nothing(
         async with Streams(cluster.url, cases, STREAM_TOKENS, ["1", "2"]) as streams:
             await stages.gathered(cluster, streams, 10)
             await stages.hold(f"{after} hand-overs", holds, streams)
-            cluster.kill(name)
+            await kill_at_work(cluster, name, streams)
             got = await streams.all()
         assert_exact(reference * 2, [answer.token_ids for answer in got])
         assert {answer.finish_reason for answer in got} == {"length"}
         assert hand_overs(cluster) >= after
+        assert cluster.total("proxy", "triptych_resumes_total") > 0, "the worker that was killed had nothing"
         await stages.hold("the process anew", lambda: cluster.pids("pd").get(name, before) != before)
         await asyncio.to_thread(assert_at_rest, cluster)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from support.chaos.streams import Streams
 from support.data.oracle import assert_exact
 from support.data.traffic import Case, expected, picture
 from support.processes.cluster import Cluster, scrape
-from triptych.base.scaling import ScalingDecision
+from triptych.base.scaling import ScalingDecision, ScalingRules
 from triptych.registry.scaling import ScalingBoard
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -109,8 +110,9 @@ async def test_a_scaled_encoder_killed_in_a_burst_is_started_again_and_nothing_i
 ) -> None:
     cluster = scaled(start)
     async with Streams(cluster.url, pictured, TOKENS, ["kill"]) as streams:
-        await hold("two encoders", lambda: len(cluster.pids("encoder")) >= 2)
+        await hold("two encoders", lambda: len(cluster.pids("encoder")) >= 2, streams)
         name, pid = next(iter(cluster.pids("encoder").items()))
+        assert cluster.total("proxy", "triptych_waiting_items"), "the burst is over"
         cluster.kill(name)
         await hold("the killed one again", lambda: cluster.pids("encoder").get(name, pid) != pid)
         got = await streams.all()
@@ -132,8 +134,9 @@ async def test_a_pd_worker_drained_in_its_streams_loses_no_token(start, cases, r
         await streams.all()
     async with Streams(cluster.url, crowd, 100, ["drain"]) as streams:
         await hold("streams at each", lambda: all(_running(cluster)), streams)
-        await _decide(cluster, "pd", 1)
+        deciding = asyncio.create_task(_decide(cluster, "pd", 1))
         await hold("the drain", lambda: "drain pd-1" in cluster.log.read_text(errors="replace"), streams)
+        deciding.cancel()
         got = await streams.all()
     assert_exact([reference[index] for index in texts], [answer.token_ids for answer in got])
     assert (cluster.total("proxy", "triptych_resumes_total") > 0) == (step > 0.1)
@@ -163,12 +166,15 @@ async def test_a_role_grows_with_its_own_work_and_shrinks_after_it(start, cases,
 
 
 async def _decide(cluster: Cluster, pool: str, workers: int) -> None:
-    """Puts a decision in force that the proxy has not made; its next one takes the place of it."""
+    """Keeps a decision in force that the proxy has not made, in place of each of the proxy's own."""
     store = await EmbeddingStore.connect(cluster.store_url)
     board = ScalingBoard(store)
     try:
-        # Only in place of a decision that has been read.
-        while not await board.announce(pool, ScalingDecision(workers, "test", active=True), 5.0):
+        while True:
+            # What is in force has to be read before, and the rules, which stay as they are.
+            await board.agree(pool, ScalingRules(0, 1, 1.0), None, 0.0)
             await board.decision(pool)
+            await board.announce(pool, ScalingDecision(workers, "test", active=True), 5.0)
+            await asyncio.sleep(0.05)
     finally:
         await store.close()

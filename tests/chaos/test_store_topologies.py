@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from support.chaos.faults import sleeping
 from support.chaos.rest import assert_at_rest
 from support.chaos.stages import hold
 from support.chaos.streams import Streams
@@ -25,6 +26,9 @@ from triptych.store import keys
 from triptych.store.topology.cluster import slot_of
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
+
+#: An item sleeps so long in the tower: most are still to be stored when the fault comes.
+TOWER_SECONDS = 0.3
 
 
 @pytest.fixture(scope="module")
@@ -73,17 +77,18 @@ def watched(folder: Path) -> Iterator[tuple[str, Callable[[], None]]]:
 
 @pytest.mark.parametrize("opened", [replicated_cluster, resharded_cluster, watched])
 async def test_a_server_of_the_store_that_dies_or_moves_changes_no_answer(
-    opened: Any, make_cluster: Any, cases: Any, reference: Any, tmp_path: Path
+    opened: Any, start: Any, cases: Any, reference: Any, tmp_path: Path
 ) -> None:
     with opened(tmp_path / "servers") as (url, fault):
         words = ("--encoder-batch-patches", "1", "--store", url, "--store-wait", "120")
-        cluster = await asyncio.to_thread(make_cluster, 1, *words)
+        cluster = await asyncio.to_thread(start, *words, environment=sleeping(tower=TOWER_SECONDS))
 
         def towers() -> float:
             return float(cluster.total("encoder", "triptych_encoder_tower_items_total"))
 
         async with Streams(cluster.url, cases, STREAM_TOKENS, [""]) as streams:
             await hold("an embedding", lambda: towers() > 1, streams)
+            assert cluster.total("proxy", "triptych_waiting_items"), "nothing is left to store"
             await asyncio.to_thread(fault)
             got = await streams.all()
         assert_exact(reference, [answer.token_ids for answer in got])

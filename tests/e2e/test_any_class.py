@@ -122,7 +122,7 @@ async def test_settings_of_the_processor_make_another_item(cluster: Cluster, nam
 @pytest.mark.parametrize("evicted", [False, True], ids=["killed", "its embeddings evicted, too"])
 async def test_streams_go_on_exactly_when_their_worker_is_killed(cluster, name, evicted):
     _, expected = reference(name, pictures(2), LONG)
-    before = cluster.total("proxy", "triptych_re_encodes_total")
+    before, resumes = (cluster.total("proxy", f"triptych_{what}_total") for what in ("re_encodes", "resumes"))
     answers = [Answer() for _ in range(2)]
     streams = [
         asyncio.create_task(ask(cluster.url, case_of(2), LONG, name, into=answer)) for answer in answers
@@ -136,5 +136,6 @@ async def test_streams_go_on_exactly_when_their_worker_is_killed(cluster, name, 
     await asyncio.gather(*streams)
     for answer in answers:
         assert_exact(expected, answer.token_ids, "after the kill")
+    assert cluster.total("proxy", "triptych_resumes_total") == resumes + 2, "the kill broke no stream"
     again = cluster.total("proxy", "triptych_re_encodes_total") - before
     assert again == (4 if evicted else 0), f"{again} items were asked for again"

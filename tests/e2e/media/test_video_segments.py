@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from support.chaos.faults import sleeping
 from support.processes.cluster import Cluster, running_cluster, wait_for
 from support.videos.cases import TOKENS, VideoAnswer, VideoCase, reference
 from support.videos.classes import CLASSES
@@ -23,6 +24,8 @@ ALONE: dict[str, Any] = {"codec": "mpeg4", "gop_size": 1, "qmin": 3, "qmax": 3, 
 #: Sampled at two per second: 24 frames, six segments of four.
 SHORT, LONG = make_clip(frames=96, **ALONE), make_clip(frames=128, **ALONE)
 FRAMES, SEGMENTS, LONGER = 4, 6, 8
+#: A segment sleeps so long in the tower: others wait when the first is through.
+TOWER_SECONDS = 0.5
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +43,13 @@ def expected(case: VideoCase, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
 
 @contextlib.contextmanager
-def cluster_of(case: VideoCase, folder: Path, encoders: int, *flags: str) -> Iterator[Cluster]:
+def cluster_of(
+    case: VideoCase, folder: Path, encoders: int, *flags: str, environment: dict[str, str] | None = None
+) -> Iterator[Cluster]:
     given = ("--encoders", str(encoders), "--video-segment-frames", str(FRAMES), "--decode-threads", "1")
     limits = ("--threads", "1", "--max-num-batched-tokens", "64", "--max-model-len", "1024")
-    with running_cluster(case.model, folder, *given, *limits, *flags) as running:
+    words = (*given, *limits, *flags)
+    with running_cluster(case.model, folder, *words, environment=environment) as running:
         yield running
 
 
@@ -83,10 +89,12 @@ def test_segments_on_several_encoders_are_answered_as_by_transformers(encoders, 
 
 
 def test_an_encoder_killed_between_segments_ends_in_the_same_answer(case, expected, tmp_path):
-    with cluster_of(case, tmp_path, 2) as cluster, ThreadPoolExecutor(1) as pool:
+    slow = sleeping(tower=TOWER_SECONDS)
+    with cluster_of(case, tmp_path, 2, environment=slow) as cluster, ThreadPoolExecutor(1) as pool:
         victim = cluster.names("encoder")[0]
         asked = pool.submit(ask, cluster, SHORT)
         wait_for("a first segment", lambda: towers(cluster) or asked.done())
+        assert not asked.done(), "no segment is left"
         cluster.kill(victim)
         check(asked.result(), expected[0])
 

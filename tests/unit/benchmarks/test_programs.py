@@ -33,11 +33,9 @@ def test_small_programs_have_one_command(capsys, monkeypatch):
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert names == [
         "attention_reading",
-        "proxy_relay",
-        "registry_load",
+        "hot_paths",
         "serve_start",
         "shared_prefixes",
-        "transfer_paths",
         "vllm_paths",
     ]
 

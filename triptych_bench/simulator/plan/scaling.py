@@ -18,7 +18,7 @@ from triptych_bench.simulator.plan.ratios import Served
 
 #: Of a core or a link, what may be in use before waiting for it shows.
 SHARE = 0.7
-#: CPU seconds of a message, an upper bound, and tokens in it, of `python -m benchmarks micro proxy_relay`.
+#: CPU seconds of a message, an upper bound, and tokens in it, by `benchmarks micro hot_paths proxy_relay`.
 MESSAGE, MESSAGE_TOKENS = 8 / 140_924, 8
 #: Bytes per second of one store, of benchmarks/results/earlier.md: eight at once over a unix socket.
 SAVE_RATE, LOAD_RATE = 2.55e9, 2.80e9

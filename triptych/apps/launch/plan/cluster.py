@@ -33,31 +33,31 @@ W = TypeVar("W", bound=WorkerConfig)
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """The processes to start. `workers` has names and commands; `proxy_address` is that of HTTP,
-    `proxy_metrics` that of the proxy's /metrics.
-
-    `pools` are the fewest workers of each pool. Of what is `scaled` the other workers, up to the most that
-    there may be, start when there is work for them.
+    """The processes of a cluster on one machine: their command lines, their secrets, and how many there are.
 
     Secrets are passed apart, so that no command line and no environment of a process shows them.
     """
 
+    #: Name and command line of each worker.
     workers: tuple[tuple[str, tuple[str, ...]], ...]
     worker_secrets: dict[str, str] = field(repr=False)
     proxy: tuple[str, ...]
     proxy_secrets: dict[str, str] = field(repr=False)
+    #: Host and port of the proxy's HTTP, and whether it is HTTPS.
     proxy_address: tuple[str, int]
-    #: Whether that is HTTPS.
     proxy_tls: bool = field(default=False, kw_only=True)
+    #: How many workers of each pool run at least.
     pools: dict[str, int]
     run_dir: Path
     store_url: str = field(repr=False)
     store: EmbeddedStore | None
     fork_server: tuple[str, ...] = ()
-    #: By the name of the target of scaling: a pool, or a role of PD workers.
+    #: How many workers there may be, where their number follows the work: by pool, or by role of PD workers.
+    #: Those above the least start when there is work for them.
     scaled: Mapping[str, WorkerRange] = field(default_factory=dict)
     #: The targets of workers with a role, by the worker's name.
     targets: Mapping[str, str] = field(default_factory=dict)
+    #: Address of the proxy's /metrics.
     proxy_metrics: str = ""
 
     def target(self, worker: str) -> str:
