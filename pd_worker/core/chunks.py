@@ -38,9 +38,10 @@ class ChunkMaker:
         blocks = tuple(self._kv.table(state.request_id)[: self._kv.blocks_for(end)])
         cross = self._items.cross.table(state.request_id) if state.cross is not None else ()
         length = state.features[0].plan.rows if cross else 0
-        slot, snapshot = (-1, -1) if self._kv.states is None else self._slots(self._kv.states, state, end)
+        states = self._kv.states
+        slot, kept = (-1, ()) if states is None else self._slots(states, state, start, end)
         chunk = ScheduledChunk(
-            *(state, start, end - start, blocks, rows, samples, cross, length, overlap, slot, snapshot),
+            *(state, start, end - start, blocks, rows, samples, cross, length, overlap, slot, kept),
             pools=ends and pooling is not None,
         )
         output.chunks.append(chunk)
@@ -64,23 +65,21 @@ class ChunkMaker:
         cross.release(state.request_id)
         return False
 
-    def cut(self, state: RequestState, start: int, end: int) -> int:
-        """The end of a chunk of tokens [start, end), or the first before it at which the state is kept."""
-        states = self._kv.states
-        return end if states is None else states.cut(state.request_id, start, end)
-
     def restore_state(self, output: SchedulerOutput, state: RequestState, num_blocks: int) -> None:
         """Restores the state of a request whose first `num_blocks` blocks are cached, from their snapshot."""
         if (states := self._kv.states) is not None and num_blocks:
             source = states.restore(state.chain.digests(num_blocks)[-1])
             output.states_restored.append(StateCopy(source, states.slot(state.request_id)))
 
-    def _slots(self, states: StateSlots, state: RequestState, end: int) -> tuple[int, int]:
-        """The request's slot, and that of the snapshot after `end` tokens; -1: none."""
-        snapshot = None
-        if end % self._kv.block_size == 0 and states.ends_at(state.request_id, end):
-            snapshot = states.begin(state.chain.digests(end // self._kv.block_size)[-1])
-        return states.slot(state.request_id), -1 if snapshot is None else snapshot
+    def _slots(
+        self, states: StateSlots, state: RequestState, start: int, end: int
+    ) -> tuple[int, tuple[tuple[int, int], ...]]:
+        """The request's slot, and the snapshots of a chunk of tokens [start, end)."""
+        size, kept = self._kv.block_size, []
+        for at in states.kept_in(state.request_id, start, end):
+            if at % size == 0 and (index := states.begin(state.chain.digests(at // size)[-1])) is not None:
+                kept.append((at, index))
+        return states.slot(state.request_id), tuple(kept)
 
 
 def gather_rows(state: RequestState, start: int, end: int) -> tuple[GatheredRows, ...]:
@@ -245,7 +244,7 @@ class OverlapPrefill:
     def end(self, chunk: ScheduledChunk) -> None:
         """The chunk is computed: its full blocks are in the prefix cache, and free."""
         state = chunk.state
-        self._kv.register(state.request_id, state.chain, chunk.end)
+        self._kv.register(state.request_id, state.chain, chunk.end, chunk.kept_at)
         self._kv.free(state.request_id)
         self._begun[state].computed = chunk.end // self._kv.block_size * self._kv.block_size
         self._stats.tokens += chunk.count

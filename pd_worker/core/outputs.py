@@ -49,14 +49,19 @@ class ScheduledChunk(msgspec.Struct, frozen=True, eq=False):
     overlap: bool = False
     #: The request's state slot, all zeros before the first token; -1 without recurrent layers.
     slot: int = -1
-    #: The slot that gets a copy of the state after the chunk; -1: none.
-    snapshot: int = -1
+    #: Where in the chunk the state is kept, ascending, and the slot that gets a copy of it there.
+    snapshots: tuple[tuple[int, int], ...] = ()
     #: The chunk reaches the end of a request that is pooled.
     pools: bool = False
 
     @property
     def end(self) -> int:
         return self.start + self.count
+
+    @property
+    def kept_at(self) -> list[int]:
+        """The numbers of tokens at which the state is kept."""
+        return [at for at, _ in self.snapshots]
 
 
 @dataclass(frozen=True, slots=True)

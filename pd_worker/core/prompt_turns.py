@@ -59,7 +59,7 @@ class PromptTurns:
     def compute(self, state: RequestState, output: SchedulerOutput, budget: Budget) -> None:
         """A chunk of the request's prompt, as far as the budget goes and its items are there."""
         start = state.num_computed_tokens
-        end = limit = self._chunks.cut(state, start, budget.prefill_end(state, start, state.num_tokens))
+        end = limit = budget.prefill_end(state, start, state.num_tokens)
         if state.features:
             end = state.before_span(self._items.stop_before_missing(state, start, end))
         # Less than a block before an item is not worth a step: the item may be there in the next one.

@@ -402,7 +402,7 @@ class Scheduler:
         state = chunk.state
         state.num_computed_tokens = end = chunk.start + chunk.count
         if end % self.kv.block_size < chunk.count:  # it fills a block
-            self.kv.register(state.request_id, state.chain, end)
+            self.kv.register(state.request_id, state.chain, end, chunk.kept_at)
         if state.unconsumed:
             self.items.consume(state)
 

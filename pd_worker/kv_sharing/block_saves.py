@@ -97,17 +97,17 @@ class BlockSaves:
                 self._metrics.shared_kv_dropped.inc(group.plan.rows)
                 return
             self._save(group.digest, group.plan, partial(self._copier.take, held), tenant, group.plan.rows)
-        self._save_state(chunk, tenant)
+        for at in chunk.kept_at:
+            self._save_state(chunk, at, tenant)
 
     def _digests(self, chunk: ScheduledChunk, group: Group) -> Sequence[bytes]:
         return chunk.state.chain.digests(group.end, group.start)
 
-    def _save_state(self, chunk: ScheduledChunk, tenant: str) -> None:
-        """The snapshot that the chunk has left, of a model with recurrent layers."""
+    def _save_state(self, chunk: ScheduledChunk, at: int, tenant: str) -> None:
+        """The snapshot that the chunk has left after `at` tokens, of a model with recurrent layers."""
         states = self._kv.states
-        if states is None or chunk.snapshot < 0 or chunk.end % self._form.block_size:
-            return
-        digest = chunk.state.chain.digests(chunk.end // self._form.block_size)[-1]
+        assert states is not None
+        digest = chunk.state.chain.digests(at // self._form.block_size)[-1]
         key, plan = b"state" + digest, self._form.state(digest)
         if states.longest([digest]) and not self._is_known(key) and self._transfers.has_room(plan.nbytes):
             self._save(key, plan, partial(self._copier.take_state, states.restore(digest)), tenant, 0)

@@ -252,7 +252,7 @@ class ModelRunner(ECConnectorModelRunnerMixin):
 
     def _with_states(self, pool: StatePool, batch: Batch) -> torch.Tensor:
         """[T, hidden_size], group by group: recurrent layers take one sequence, or one token of each."""
-        groups = groups_of(batch.chunks)
+        groups = groups_of(batch.chunks, in_pieces=self._decoder.geometry.keeps_inside)
         parts, finite = [], []
         for chunks in groups:
             part = batch if len(groups) == 1 else self._builder.build(chunks, self.encoder_cache)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
+from msgspec.structs import replace
 
 from triptych.models.recurrent import RecurrentStates, StateKey, StateShape
+from triptych.pd_worker.core.chunks import gather_rows
 from triptych.pd_worker.core.kv_cache.state_slots import StateCopy
 from triptych.pd_worker.core.outputs import ScheduledChunk
 
@@ -54,23 +56,39 @@ class StatePool:
             if chunk.start == 0:
                 for states in self._slots.values():
                     states[chunk.slot].zero_()
-        return RecurrentStates(self._slots, [chunk.slot for chunk in chunks])
+        kept = [(at - chunk.start, to) for chunk in chunks for at, to in chunk.snapshots if at < chunk.end]
+        return RecurrentStates(self._slots, [chunk.slot for chunk in chunks], kept)
 
     def end(self, chunks: Sequence[ScheduledChunk], states: RecurrentStates) -> None:
-        """All layers have run: writes the states back, and the chunks' snapshots."""
+        """All layers have run: writes the states back, and the snapshots where chunks end."""
         states.flush()
-        kept = [StateCopy(chunk.slot, chunk.snapshot) for chunk in chunks if chunk.snapshot >= 0]
-        _copy(self._slots, self._slots, kept)
+        states.check_kept()
+        ends = [(chunk.slot, to) for chunk in chunks for at, to in chunk.snapshots if at == chunk.end]
+        _copy(self._slots, self._slots, [StateCopy(*end) for end in ends])
 
 
-def groups_of(chunks: Sequence[ScheduledChunk]) -> list[Sequence[ScheduledChunk]]:
-    """A batch as recurrent layers can compute it: all chunks of one token, then each other by itself."""
+def groups_of(chunks: Sequence[ScheduledChunk], *, in_pieces: bool) -> list[Sequence[ScheduledChunk]]:
+    """A batch as recurrent layers can compute it: all chunks of one token, then each other by itself.
+
+    Unless the layers compute a chunk `in_pieces` that end at its snapshots, it is several here.
+    """
     single = [chunk for chunk in chunks if chunk.count == 1]
-    return [*([single] if single else []), *([chunk] for chunk in chunks if chunk.count > 1)]
+    longer = [chunk for chunk in chunks if chunk.count > 1]
+    parts = longer if in_pieces else [part for chunk in longer for part in _pieces_of(chunk)]
+    return [*([single] if single else []), *([part] for part in parts)]
+
+
+def _pieces_of(chunk: ScheduledChunk) -> Iterator[ScheduledChunk]:
+    start = chunk.start
+    for end in sorted({*chunk.kept_at, chunk.end}):
+        rows = gather_rows(chunk.state, start, end) if chunk.rows else ()
+        kept = tuple((at, to) for at, to in chunk.snapshots if at == end)
+        yield replace(chunk, start=start, count=end - start, rows=rows, snapshots=kept)
+        start = end
 
 
 def state_tensors(shapes: Sequence[StateShape], count: int, device: torch.device) -> _Tensors:
-    """Zeros of `count` slots."""
+    """Zeros of `count` slots, which are written at once: the first snapshots wait for no pages."""
     return {
         shape.key: torch.zeros((count, *shape.shape), dtype=shape.dtype, device=device) for shape in shapes
     }

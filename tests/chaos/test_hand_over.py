@@ -1,4 +1,4 @@
-"""Prefill and decode workers are killed while requests go from one to the other: nothing is lost or wrong."""
+"""Workers are killed, or the store loses KV, while requests go from prefill to decode workers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from support.chaos import stages
 from support.chaos.rest import assert_at_rest
 from support.chaos.streams import Streams
 from support.data.oracle import assert_exact
 from support.data.traffic import STREAM_TOKENS, Case
-from support.processes.cluster import Cluster, running_cluster, wait_for
+from support.processes.cluster import PATIENCE, Cluster, running_cluster, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -78,4 +79,32 @@ async def test_a_worker_that_dies_around_hand_overs_loses_nothing(
         assert hand_overs(cluster) >= after
         assert cluster.total("proxy", "triptych_resumes_total") > 0, "the worker that was killed had nothing"
         await stages.hold("the process anew", lambda: cluster.pids("pd").get(name, before) != before)
+        await asyncio.to_thread(assert_at_rest, cluster)
+
+
+def flush(store: redis.Redis) -> int:
+    """Loses everything, workers' registrations and embeddings too, at most twice a second."""
+    time.sleep(0.5)
+    found = store.dbsize()
+    store.flushall()
+    return found
+
+
+async def test_a_store_that_loses_everything_all_the_while_changes_no_answer(
+    checkpoint: Path,
+    cases: list[Case],
+    reference: list[Any],
+    slow_steps: tuple[str, ...],
+    tmp_path: Path,
+) -> None:
+    harmed = 0
+    with running_cluster(checkpoint, tmp_path / "run", *ROLES, *slow_steps) as cluster:
+        async with Streams(cluster.url, cases, STREAM_TOKENS, ["1"]) as streams:
+            with redis.Redis.from_url(cluster.store_url, socket_timeout=PATIENCE) as store:
+                while not streams.ended:
+                    harmed += await asyncio.to_thread(flush, store)
+                    await asyncio.sleep(0.01)
+            got = await streams.all()
+        assert_exact(reference, [answer.token_ids for answer in got])
+        assert harmed > 0 and hand_overs(cluster) > 0
         await asyncio.to_thread(assert_at_rest, cluster)

@@ -6,6 +6,8 @@ import asyncio
 import base64
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,6 +155,16 @@ async def test_the_client_and_grpc_give_the_same_vectors(served):
     assert [each.index for each in several] == [0, 1]
     for each, expected in zip(several, of_texts, strict=True):
         close(np.reshape(each.values, (each.prompt_tokens, -1)), expected)
+
+
+def test_so_does_the_command_line(served: Served, tmp_path: Path) -> None:
+    query, image = "where lies the harbour?", picture(5, 64, 48)
+    image.save(tmp_path / "page.png")
+    for words, of_it in ((["--query", query], query), (["--image", str(tmp_path / "page.png")], image)):
+        command = [sys.executable, "-m", "triptych.apps.cli", "embed", "--tokens", *words]
+        printed = subprocess.check_output([*command, "--url", served.cluster.url], text=True, timeout=120)
+        given = [json.loads(line) for line in printed.splitlines()]
+        close(given, vectors(served.path, processed(served.path, of_it)))
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,8 @@ class Questions:
         return self._spent
 
 
-def measured(name: str, tokens: int, rounds: int, budget: int) -> dict[str, float]:
-    """Median CPU seconds by question."""
+def measured(name: str, tokens: int, rounds: int, budget: int) -> dict[str, list[float]]:
+    """CPU seconds by question, of each round."""
     served = Served.open(f"{name}ForConditionalGeneration")
     seconds: dict[str, list[float]] = {KEPT: [], NOT_KEPT: [], SECOND: []}
     flags: dict[str, Any] = {"block_size": 16, "max_model_len": 2048, "kv_memory": 64 << 20}
@@ -85,7 +85,12 @@ def measured(name: str, tokens: int, rounds: int, budget: int) -> dict[str, floa
                         took[NOT_KEPT] = questions.seconds(prompt)
             for question, value in took.items() if turn else ():
                 seconds[question].append(value)
-    return {question: statistics.median(values) for question, values in seconds.items()}
+    return seconds
+
+
+def ratio(some: list[float], others: list[float]) -> float:
+    """The median of the rounds' ratios: what disturbs a round disturbs both."""
+    return statistics.median(one / other for one, other in zip(some, others, strict=True))
 
 
 def main() -> None:
@@ -98,8 +103,9 @@ def main() -> None:
     torch.set_num_threads(1)
     for name in args.classes:
         took = measured(name, args.tokens, args.rounds, args.budget)
-        times = ", ".join(f"{question} {1000 * value:.1f} ms" for question, value in took.items())
-        speed, second = took[NOT_KEPT] / took[KEPT], took[SECOND] / took[KEPT]
+        medians = {question: statistics.median(values) for question, values in took.items()}
+        times = ", ".join(f"{question} {1000 * value:.1f} ms" for question, value in medians.items())
+        speed, second = ratio(took[NOT_KEPT], took[KEPT]), ratio(took[SECOND], took[KEPT])
         print(f"{name}: {times}; first {speed:.2f} of the speed without, second {second:.2f} of the first")
 
 

@@ -69,6 +69,11 @@ class DecoderGeometry:
         return self.kv_shapes or (same,) * self.num_layers
 
     @property
+    def keeps_inside(self) -> bool:
+        """States of recurrent layers can be kept inside a chunk."""
+        return all(shape.inside for shape in self.states)
+
+    @property
     def slot_bytes(self) -> int:
         """Bytes of one sequence's states of recurrent layers."""
         return sum(shape.nbytes for shape in self.states)

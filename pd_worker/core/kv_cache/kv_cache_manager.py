@@ -161,17 +161,20 @@ class KVCacheManager:
         table.blocks += self.pool.allocate(new)
         return True
 
-    def register(self, request_id: str, chain: PrefixChain, num_computed_tokens: int) -> None:
+    def register(
+        self, request_id: str, chain: PrefixChain, num_computed_tokens: int, kept_at: Sequence[int] = ()
+    ) -> None:
         """Makes the request's full blocks findable, once their keys and values are written.
 
-        With a snapshot where the last of them ends, if one was begun there.
+        With the snapshots that were begun and written at `kept_at` tokens.
         """
         if not self.prefix_caching:
             return
         table = self._tables[request_id]
         full = num_computed_tokens // self.block_size
-        if self.states is not None and full * self.block_size == num_computed_tokens:
-            self.states.commit(chain.digests(full)[-1])
+        if self.states is not None:
+            for at in kept_at:
+                self.states.commit(chain.digests(at // self.block_size)[-1])
         if full <= table.registered:
             return
         first = table.registered

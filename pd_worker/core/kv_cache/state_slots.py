@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-#: A snapshot costs a step that ends at its boundary: with fewer blocks before it, computing them costs less.
+#: A snapshot cuts its chunk in two: with fewer blocks before it, computing them costs less.
 _FEWEST_BLOCKS = 4
 #: Of a prompt's last items so many have a snapshot behind them, those but the last so many blocks apart.
 _MOST_ITEMS, _ITEM_BLOCKS = 4, 16
@@ -66,7 +66,7 @@ class StateSlots:
     def acquire(self, request_id: str, boundaries: Sequence[int] = ()) -> bool:
         """A slot for a request without one; False, and nothing changed, when none is free.
 
-        At `boundaries`, ascending, chunks of its prompt end.
+        At `boundaries`, ascending, the state of its prompt is kept.
         """
         assert request_id not in self._held, "a request has one slot"
         if not self._free:
@@ -82,13 +82,9 @@ class StateSlots:
         if (held := self._held.pop(request_id, None)) is not None:
             self._free.append(held.slot)
 
-    def cut(self, request_id: str, start: int, end: int) -> int:
-        """The end of a chunk from `start`: the first of the request's boundaries before `end`, else `end`."""
-        return next((at for at in self._held[request_id].boundaries if start < at < end), end)
-
-    def ends_at(self, request_id: str, end: int) -> bool:
-        """The state after `end` tokens is to be kept."""
-        return end in self._held[request_id].boundaries
+    def kept_in(self, request_id: str, start: int, end: int) -> list[int]:
+        """Where the state of a chunk of tokens [start, end) is to be kept, ascending."""
+        return [at for at in self._held[request_id].boundaries if start < at <= end]
 
     def longest(self, digests: Sequence[bytes]) -> int:
         """How many of these blocks of one prefix there are up to the last that ends at a snapshot."""
@@ -149,7 +145,7 @@ def boundaries_of(
     At the last full block, which an equal prompt goes on from; where it parts from one computed before, since
     others may begin alike; and behind items, at the last block that ends in them, where another question
     about them goes on. The last item's takes the place of a prompt's end that is near, unless the worker
-    `keeps_end` for others: a picture with a short question takes no more chunks than it did.
+    `keeps_end` for others: a picture with a short question is cut no further.
     """
     last = (num_prompt - 1) // block_size * block_size
     fewest = computed + _FEWEST_BLOCKS * block_size

@@ -273,9 +273,9 @@ class ModellessEngine:
         if chunk.start:
             assert self.states[chunk.slot] == contents[chunk.start - 1], "the state is another request's"
         self.states[chunk.slot] = contents[-1]
-        if chunk.snapshot >= 0:
-            assert chunk.snapshot >= self.slots > chunk.slot
-            self.states[chunk.snapshot] = contents[-1]
+        for at, index in chunk.snapshots:
+            assert index >= self.slots > chunk.slot and chunk.start < at <= chunk.end
+            self.states[index] = contents[at - 1]
 
     def _contents(self, request: EngineRequest, end: int) -> list[int]:
         """What stands in the KV cache for each token: of all before it, and of the rows merged over them."""

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from support.engine.engine_cell import EngineCell, engine_cell
+from support.stores.server import StoreServer
 from triptych.pd_worker.core.kv_cache.block_pool import PrefixChain
 from triptych.pd_worker.core.outputs import ModelRunnerOutput, SchedulerOutput
 from triptych.pd_worker.core.request import EngineRequest
@@ -61,6 +62,17 @@ def blocks_of(requests: Sequence[EngineRequest], *, last: int = 1) -> set[bytes]
         )
         digests.update(chain.digests((request.num_prompt_tokens - last) // BLOCK_SIZE))
     return digests
+
+
+def blocks_in(server: StoreServer) -> list[bytes]:
+    """Keys of KV blocks in the store."""
+    return [key for key in server.call("KEYS", "kv:*") if key.endswith(b"}")]
+
+
+def damage_blocks(server: StoreServer) -> None:
+    """Changes some bytes of each of them, before its end."""
+    for name in blocks_in(server):
+        server.call("SETRANGE", name.decode(), int(server.call("STRLEN", name.decode())) - 9, "damage")
 
 
 def wait_for_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

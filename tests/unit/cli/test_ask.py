@@ -19,7 +19,8 @@ from click.testing import CliRunner, Result
 from support.fakes.live_view import EXAMPLE
 from support.processes.cluster import free_port
 from triptych.apps.cli.app import app
-from triptych.apps.client import Answer, Client
+from triptych.apps.client import Answer, Client, TokenVectors, Vectors
+from triptych.base.errors import ConfigError
 from triptych.base.types import Usage
 
 
@@ -65,6 +66,91 @@ def test_what_is_asked_can_be_chosen(monkeypatch: pytest.MonkeyPatch):
     picture, text = messages[1]["content"]
     assert (picture["image_url"]["url"], text["text"]) == ("https://a.example/b.png", "why?")
     assert fields == {"model": "m", "temperature": 0.5, "max_tokens": 9}
+
+
+@pytest.fixture
+def embedded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was asked for, by the client's method; answered by two vectors."""
+    asked: list[Any] = []
+
+    def embed(self: Client, inputs: Any, **fields: Any) -> Vectors:
+        asked.append(("embed", inputs, fields))
+        return Vectors(((0.5, -1.0),), Usage(1, 0))
+
+    def embed_tokens(self: Client, inputs: Any, **fields: Any) -> TokenVectors:
+        asked.append(("embed_tokens", inputs, fields))
+        return TokenVectors((((0.5, -1.0), (0.25, 1.0)),), Usage(2, 0))
+
+    monkeypatch.setattr(Client, "embed", embed)
+    monkeypatch.setattr(Client, "embed_tokens", embed_tokens)
+    return asked
+
+
+URL = "https://a.example/b.png"
+PICTURE = {"type": "image_url", "image_url": {"url": URL}}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["A harbour"], ("embed", "A harbour", {"model": ""})),
+        (["-", "--dimensions", "2"], ("embed", "typed", {"model": "", "dimensions": 2})),
+        (
+            ["--image", URL, "--model", "m"],
+            ("embed", [{"role": "user", "content": [PICTURE]}], {"model": "m"}),
+        ),
+        (["A harbour", "--tokens"], ("embed_tokens", "A harbour", {"model": ""})),
+        (
+            ["Where?", "--tokens", "--query"],
+            (
+                "embed_tokens",
+                [{"role": "query", "content": [{"type": "text", "text": "Where?"}]}],
+                {"model": ""},
+            ),
+        ),
+        (
+            ["A port", "--tokens", "--image", URL, "--dimensions", "2"],
+            (
+                "embed_tokens",
+                [{"role": "user", "content": [PICTURE, {"type": "text", "text": "A port"}]}],
+                {"model": "", "dimensions": 2},
+            ),
+        ),
+    ],
+)
+def test_vectors_come_one_a_line(embedded: list[Any], words: list[str], expected: Any) -> None:
+    result = CliRunner().invoke(app, ["embed", *words], input="typed")
+    assert result.exit_code == 0, result.output
+    assert embedded == [expected]
+    of_tokens = [[0.5, -1.0], [0.25, 1.0]]
+    assert [json.loads(line) for line in result.output.splitlines()] == (
+        of_tokens if "--tokens" in words else of_tokens[:1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ([], "give a text or --image"),
+        ([" "], "give a text or --image"),
+        (["-"], "give a text or --image"),
+        (["why?", "--query"], "--query goes with --tokens"),
+        (["why?", "--query", "--tokens", "--image", URL], "without --query"),
+        (["why?", "--dimensions", "-1"], "--dimensions must be 0 or more, not -1"),
+    ],
+)
+def test_what_cannot_be_embedded_is_not_sent(embedded: list[Any], words: list[str], remedy: str) -> None:
+    result = CliRunner().invoke(app, ["embed", *words], input="")
+    assert isinstance(result.exception, ConfigError) and remedy in str(result.exception)
+    assert not embedded
+
+
+def test_a_picture_to_embed_that_is_none_is_named(embedded: list[Any], tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("hello")
+    result = CliRunner().invoke(app, ["embed", "--image", str(notes)])
+    assert result.exit_code == 1 and "notes.txt: not an image" in result.output
+    assert not embedded
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from transformers import (
@@ -14,8 +16,14 @@ from transformers import (
     Qwen3_5TextModel,
 )
 
-from triptych.base.errors import ConfigError
-from triptych.models.recurrent import RecurrentStates, StateShape, cache_keyword, learn_states
+from triptych.base.errors import ConfigError, InternalError
+from triptych.models.recurrent import (
+    RecurrentStates,
+    StateShape,
+    cache_keyword,
+    keep_inside,
+    learn_states,
+)
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 
 SIZES = {
@@ -58,6 +66,7 @@ def model(request):
         if parameter.ndim > 1:
             # Small weights would hide what states do.
             parameter.data = torch.randn_like(parameter) / parameter[0].numel() ** 0.5
+    keep_inside(model)
     return model
 
 
@@ -86,10 +95,11 @@ def clear(pool, slot):
         states[slot] = 0
 
 
-def chunk(model, pool, slot, embeds, start, end):
-    states = RecurrentStates(pool, [slot])
+def chunk(model, pool, slot, embeds, start, end, kept=()):
+    states = RecurrentStates(pool, [slot], kept)
     out = forward(model, states, embeds[None, start:end], [start])
     states.flush()
+    states.check_kept()
     return out[0]
 
 
@@ -153,6 +163,50 @@ def test_a_sequence_that_goes_on_from_a_snapshot_is_equal_bit_by_bit(model):
     clear(pool, 1)
     without = chunk(model, pool, 1, embeds, 16, 40)
     assert float((without - first).abs().max()) > 1e-2, "the states are of no effect: nothing was shown"
+
+
+@pytest.mark.parametrize("ends", [(16,), (1,), (39,), (3, 16, 17)])
+def test_states_inside_a_chunk_are_those_of_chunks_that_end_there(model, ends):
+    pool = pool_of(learn(model), 6)
+    embeds = torch.randn(40, 32)
+    clear(pool, 0)
+    whole = chunk(model, pool, 0, embeds, 0, 40, [(end, 3 + at) for at, end in enumerate(ends)])
+    clear(pool, 1)
+    parts = []
+    for at, (start, end) in enumerate(zip((0, *ends), (*ends, 40), strict=True)):
+        parts.append(chunk(model, pool, 1, embeds, start, end))
+        if end < 40:
+            for states in pool.values():
+                close(states[3 + at], states[1])
+    for states in pool.values():
+        close(states[0], states[1])
+    close(whole, torch.cat(parts))
+
+
+def test_states_that_no_known_function_computes_are_not_kept_inside(model, monkeypatch):
+    assert all(shape.inside for shape in learn(model))
+    file = sys.modules[type(model).__module__]
+    for name in ("torch_chunk_gated_delta_rule", "mamba2_chunk_scan"):
+        if hasattr(file, name):
+            monkeypatch.setattr(file, name, getattr(file, name).__wrapped__)
+    by_kind = {shape.key[0]: shape.inside for shape in learn(model)}
+    assert by_kind["conv"] and not by_kind.get("recurrent")
+    pool = pool_of(learn(model), 4)
+    states = RecurrentStates(pool, [0], [(8, 3)])
+    forward(model, states, torch.randn(1, 16, 32), [0])
+    if "recurrent" in by_kind:
+        with pytest.raises(InternalError, match="not kept"):
+            states.check_kept()
+
+
+def test_a_function_with_other_arguments_stays_as_it_is(model, monkeypatch):
+    def other(query, state): ...
+
+    file = sys.modules[type(model).__module__]
+    for name in ("torch_chunk_gated_delta_rule", "mamba2_chunk_scan"):
+        monkeypatch.setattr(file, name, other, raising=False)
+        keep_inside(model)
+        assert getattr(file, name) is other
 
 
 def test_a_slot_has_the_bytes_of_all_states(model):

@@ -52,7 +52,7 @@ for command in (serve, proxy, encoder, pd, colocated, key, cert, namespace, tone
 #: Commands of edges, by their module.
 _EDGES = {
     "doctor": ("check", "doctor", "store"),
-    "ask": ("ask", "transcribe"),
+    "ask": ("ask", "embed", "transcribe"),
     "top": ("top",),
     "bench": ("bench",),
     "plan": ("plan", "profile"),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from triptych.base.errors import ConfigError, TriptychError
+from triptych.base.errors import ConfigError, InternalError, TriptychError
 from triptych.base.hashing import framed_digest
 from triptych.base.types import ItemPlan
 from triptych.ec_connector.connectors.store_client import StoreClient
@@ -26,6 +28,8 @@ _WHERE = "secondary_tiers"
 _CONCURRENT = 8
 #: Seconds that a look-up may take, and without any transfer after one has failed.
 _LOOK_UP_SECONDS, _AWAY_SECONDS = 2.0, 5.0
+#: Seconds in which all transfers are to end, and after that in which they are to be given up.
+_DRAIN_SECONDS, _CANCEL_SECONDS = 30.0, 5.0
 #: vLLM's scheduler knows no tenants: they have one count, and keys keep them apart.
 _TENANT = ""
 
@@ -96,6 +100,10 @@ class KVChunks:
         self._budget: KVBudget | None = None
         self._saves, self._loads = asyncio.Semaphore(_CONCURRENT), asyncio.Semaphore(_CONCURRENT)
         self._away_until = float("-inf")
+        #: Jobs in the loop, and how many ends have not been told.
+        self._jobs: set[asyncio.Task[list[bytes]]] = set()
+        self._running = 0
+        self._changed = threading.Condition()
 
     def close(self) -> None:
         """Ends all transfers: none writes into a piece from now on. Idempotent."""
@@ -135,15 +143,56 @@ class KVChunks:
     def _start(
         self, move: Move, slots: asyncio.Semaphore, pieces: Mapping[bytes, Piece], ended: Ended
     ) -> None:
-        work = self._all(move, slots, pieces)
+        work = self._job(move, slots, pieces)
 
         def tell(done: Future[list[bytes]]) -> None:
-            ended([] if done.cancelled() or done.exception() else done.result())
+            try:
+                ended([] if done.cancelled() or done.exception() else done.result())
+            finally:
+                with self._changed:
+                    self._running -= 1
+                    self._changed.notify_all()
 
+        with self._changed:
+            self._running += 1
         try:
             self._client.submit(work).add_done_callback(tell)
-        except TriptychError:
-            ended([])
+        except TriptychError as error:
+            failed = Future[list[bytes]]()
+            failed.set_exception(error)
+            tell(failed)
+
+    def drain(self) -> None:
+        """Waits until no transfer touches its piece, and all jobs' ends are told.
+
+        After `_DRAIN_SECONDS` those left are cancelled: what they would have moved is computed again.
+        InternalError where they cannot be.
+        """
+        if self._wait(_DRAIN_SECONDS):
+            return
+        logger.warning("KV chunks still move after %g s: they are given up", _DRAIN_SECONDS)
+        # A part of a value fails its checksum, and a part of a piece is a load that has failed.
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._client.call_soon(self._cancel)
+        if not self._wait(_CANCEL_SECONDS):
+            raise InternalError("transfers of KV chunks do not end: restart this vLLM")
+
+    def _cancel(self) -> None:
+        for job in self._jobs:
+            job.cancel()
+
+    def _wait(self, seconds: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._running, seconds)
+
+    async def _job(self, move: Move, slots: asyncio.Semaphore, pieces: Mapping[bytes, Piece]) -> list[bytes]:
+        task = asyncio.current_task()
+        assert task is not None
+        self._jobs.add(task)
+        try:
+            return await self._all(move, slots, pieces)
+        finally:
+            self._jobs.discard(task)
 
     async def _all(self, move: Move, slots: asyncio.Semaphore, pieces: Mapping[bytes, Piece]) -> list[bytes]:
         async def one(key: bytes, piece: Piece) -> bool:

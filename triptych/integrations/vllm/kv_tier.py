@@ -7,7 +7,6 @@ keys are vLLM's block hashes, which contain the request's `cache_salt`. See docs
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterable
 from functools import partial
@@ -56,7 +55,6 @@ class TriptychKVTier(SecondaryTierManager):  # type: ignore[misc]
         self._running: set[int] = set()
         self._loading: dict[int, list[OffloadKey]] = {}
         self._ended: SimpleQueue[JobResult] = SimpleQueue()
-        self._changed = threading.Condition()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         found = self._look_ups.lookup(key, req_context)
@@ -84,10 +82,8 @@ class TriptychKVTier(SecondaryTierManager):  # type: ignore[misc]
         """From any thread."""
         whole, right = len(moved) == len(job.keys), tuple(map(OffloadKey, moved))
         seconds, nbytes = time.monotonic() - begun, len(moved) * self.block_size_bytes
-        with self._changed:
-            self._running.discard(job.job_id)
-            self._ended.put(JobResult(job.job_id, whole, None if whole else right, seconds, nbytes))
-            self._changed.notify_all()
+        self._ended.put(JobResult(job.job_id, whole, None if whole else right, seconds, nbytes))
+        self._running.discard(job.job_id)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         results: list[JobResult] = []
@@ -114,8 +110,7 @@ class TriptychKVTier(SecondaryTierManager):  # type: ignore[misc]
         self._look_ups.flush()
 
     def drain_jobs(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._running)
+        self._chunks.drain()
 
     def shutdown(self) -> None:
         # The thread may wait for the store, which answers or fails within its time limit.

@@ -34,7 +34,7 @@ from triptych.models.generic.sides import (
 from triptych.models.geometry import DecoderGeometry
 from triptych.models.parallel.plan import take_share
 from triptych.models.parallel.tensor_parallel import TensorParallel
-from triptych.models.recurrent import cache_keyword
+from triptych.models.recurrent import cache_keyword, keep_inside
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,10 @@ class GenericDecoder(DecoderSide):
         #: Whether a prompt of text needs no capture.
         self.counts_text, self._marks = examined.counts_text, examined.marks
         self.row_token_ids = self.capture_class.row_tokens(module.config)
-        self._cache = cache_keyword(self._decoder.forward) if self.geometry.states else ""
+        self._cache = ""
+        if self.geometry.states:
+            self._cache = cache_keyword(self._decoder.forward)
+            keep_inside(self._decoder)
 
     @property
     def modalities(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from triptych.models.recurrent import (
     StateRecorder,
     StateShape,
     cache_keyword,
+    keep_inside,
     learn_states,
 )
 
@@ -107,6 +108,7 @@ def probe(
     states: tuple[StateShape, ...] = ()
     try:
         if recurrent:
+            keep_inside(decoder)
             keyword = cache_keyword(decoder.forward)
             states = learn_states(lambda recorder: run({keyword: recorder}), recurrent)
         else:

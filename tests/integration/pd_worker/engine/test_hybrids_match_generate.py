@@ -17,6 +17,8 @@ from support.zoo.engine import Served
 from support.zoo.models import RECIPES, Prompt, generate, make_prompt
 from support.zoo.recipe import text
 from triptych.base.config import MIB
+from triptych.models.geometry import DecoderGeometry
+from triptych.models.recurrent import RecurrentStates
 from triptych.pd_worker.core.request import EngineRequest
 
 TOKENS = 24
@@ -108,6 +110,17 @@ def assert_second_question_goes_on(served: Served, words: int) -> None:
 @WORDS
 def test_the_second_question_about_pictures_goes_on_behind_the_last_one(served: Served, words: int) -> None:
     assert_second_question_goes_on(served, words)
+
+
+def test_so_it_does_where_layers_keep_no_state_inside_a_chunk(served, monkeypatch):
+    """Each piece of a chunk is a forward of its own then."""
+    monkeypatch.setattr(DecoderGeometry, "keeps_inside", False)
+    monkeypatch.setattr(RecurrentStates, "check_kept", check_none_inside)
+    assert_second_question_goes_on(served, 40)
+
+
+def check_none_inside(states: RecurrentStates) -> None:
+    assert not states._kept
 
 
 _MAMBA: dict[str, Any] = {

@@ -7,8 +7,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -21,14 +20,15 @@ from support.engine.sharing import (
     COMPUTED,
     LOADED,
     SAVED,
+    blocks_in,
     blocks_of,
+    damage_blocks,
     new_root,
     rooted,
     sharing_cell,
     wait_for,
     wait_for_saves,
 )
-from support.stores.server import StoreServer
 from triptych.base.types import FinishReason, ItemPlan
 from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.kv_sharing import block_loads, transfers
@@ -43,14 +43,6 @@ PROMPTS = [
 ]
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[StoreServer]:
-    server = StoreServer(tmp_path / "store")
-    server.start()
-    yield server
-    server.kill()
-
-
 def requests_of(cell: EngineCell, root: bytes) -> Sequence[EngineRequest]:
     path = cell.checkpoint.path
     made = [cell.request(p, reference(path, p, TOKENS).prompt_token_ids, TOKENS) for p in PROMPTS]
@@ -63,10 +55,6 @@ def answer(cell: EngineCell, root: bytes) -> None:
     assert cell.finish(requests_of(cell, root)) == [reference(path, p, TOKENS).token_ids for p in PROMPTS]
     wait_for_saves(cell)
     cell.assert_at_rest()
-
-
-def blocks_in(server: StoreServer) -> list[bytes]:
-    return [key for key in server.call("KEYS", "kv:*") if key.endswith(b"}")]
 
 
 def test_a_store_that_was_flushed_costs_the_computing(checkpoint, server):
@@ -116,9 +104,7 @@ def test_damaged_blocks_are_computed_deleted_and_saved_again(checkpoint, server,
     root = new_root()
     with sharing_cell(checkpoint, server.url) as cell:
         answer(cell, root)
-    names = blocks_in(server)
-    for name in names:
-        server.call("SETRANGE", name.decode(), int(server.call("STRLEN", name.decode())) - 9, "damage")
+    damage_blocks(server)
     with sharing_cell(checkpoint, server.url) as cell:
         answer(cell, root)
         assert cell.metric(LOADED) == 0

@@ -108,6 +108,7 @@ def test_an_engine_has_pages_for_the_blocks_that_come_next() -> None:
     checkpoint = Checkpoint.open("qwen3_vl")
     with engine_cell(checkpoint, kv_memory=64 << 20) as cell:
         pages = cell.engine.pages
+        assert pages is not None
         pages.wait()
         before = pages.taken
         assert 0 < before < cell.engine.scheduler.kv.pool.num_blocks

@@ -26,10 +26,19 @@ from triptych.pd_worker.core.outputs import ScheduledChunk, SchedulerOutput
 STATES = {"slots": 4, "snapshots": 4, "budget": 64, "block_size": 4}
 
 
+def prefills(outputs: Iterable[SchedulerOutput], name: str) -> list[ScheduledChunk]:
+    chunks: list[ScheduledChunk] = [chunk for output in outputs for chunk in output.chunks]
+    return [c for c in chunks if c.state.request.request_id == name and c.count > 1]
+
+
 def starts(outputs: Iterable[SchedulerOutput], name: str) -> list[tuple[int, int]]:
     """(first token, tokens) of each prefill chunk of a request."""
-    chunks: list[ScheduledChunk] = [chunk for output in outputs for chunk in output.chunks]
-    return [(c.start, c.count) for c in chunks if c.state.request.request_id == name and c.count > 1]
+    return [(chunk.start, chunk.count) for chunk in prefills(outputs, name)]
+
+
+def kept(outputs: Iterable[SchedulerOutput], name: str) -> list[int]:
+    """Where the state of a request's prompt is kept."""
+    return [at for chunk in prefills(outputs, name) for at in chunk.kept_at]
 
 
 def test_no_request_starts_without_a_slot(make: Make) -> None:
@@ -43,7 +52,9 @@ def test_no_request_starts_without_a_slot(make: Make) -> None:
 def test_an_equal_prompt_goes_on_from_the_snapshot_at_its_last_full_block(make: Make) -> None:
     engine = make(**STATES)
     engine.add(make_request("a", 30))
-    assert starts(engine.run_out(), "a") == [(0, 28), (28, 2)]
+    outputs = engine.run_out()
+    assert starts(outputs, "a") == [(0, 30)], "a snapshot ends no chunk"
+    assert kept(outputs, "a") == [28]
     engine.add(make_request("b", 30, arrival=1.0))
     outputs = engine.run_out()
     assert starts(outputs, "b") == [(28, 2)]
@@ -54,18 +65,43 @@ def test_an_equal_prompt_goes_on_from_the_snapshot_at_its_last_full_block(make: 
 def test_blocks_without_a_snapshot_are_no_prefix(make: Make) -> None:
     engine = make(**{**STATES, "snapshots": 0})
     engine.add(make_request("a", 30))
-    assert starts(engine.run_out(), "a") == [(0, 30)], "and no chunk ends early for one"
+    assert kept(engine.run_out(), "a") == []
     engine.add(make_request("b", 30, arrival=1.0))
     assert starts(engine.run_out(), "b") == [(0, 30)]
 
 
+def test_a_chunk_keeps_the_state_wherever_its_prompt_does(make: Make) -> None:
+    engine = make(**{**STATES, "capacity": 4096, "budget": 128, "overlap": False})
+    items = [make_feature("dog", 9, 20), make_feature("cat", 40, 21)]
+    engine.add(make_request("a", 100, items, ready=[]))
+    engine.arrive(*items)
+    chunk = prefills(engine.run_out(), "a")[-1]
+    assert (chunk.start, chunk.count, chunk.kept_at) == (9, 91, [60, 96])
+    assert len({index for _, index in chunk.snapshots}) == 2
+    assert engine.scheduler.collect_stats().state_snapshots == 2
+
+
+@pytest.mark.parametrize("budget", [7, 28, 29])
+def test_the_state_is_kept_by_the_chunk_that_reaches_it(make: Make, budget: int) -> None:
+    engine = make(**{**STATES, "budget": budget})
+    engine.add(make_request("a", 30))
+    outputs = engine.run_out()
+    assert [chunk.end >= 28 > chunk.start for chunk in prefills(outputs, "a")].count(True) == 1
+    assert kept(outputs, "a") == [28]
+    engine.add(make_request("b", 30, arrival=1.0))
+    assert starts(engine.run_out(), "b") == [(28, 2)]
+
+
 def test_where_a_prompt_parts_from_an_earlier_one_its_state_is_kept_for_the_third(make: Make) -> None:
     engine = make(**STATES)
-    common, chunks = list(range(22)), []
+    common, chunks, states = list(range(22)), [], []
     for number in range(3):
         engine.add(make_request(f"r{number}", [*common, *[100 + number] * 20], arrival=number))
-        chunks.append(starts(engine.run_out(), f"r{number}"))
-    assert chunks == [[(0, 40), (40, 2)], [(0, 20), (20, 20), (40, 2)], [(20, 20), (40, 2)]]
+        outputs = engine.run_out()
+        chunks.append(starts(outputs, f"r{number}"))
+        states.append(kept(outputs, f"r{number}"))
+    assert chunks == [[(0, 42)], [(0, 42)], [(20, 22)]]
+    assert states == [[40], [20, 40], [40]]
 
 
 def test_a_snapshot_goes_with_its_block(make: Make) -> None:
@@ -76,7 +112,7 @@ def test_a_snapshot_goes_with_its_block(make: Make) -> None:
     engine.add(make_request("large", [9] * 60, arrival=1.0))
     engine.run_out()
     engine.add(make_request("b", 30, arrival=2.0))
-    assert starts(engine.run_out(), "b") == [(0, 28), (28, 2)]
+    assert starts(engine.run_out(), "b") == [(0, 30)]
     assert engine.kv.states.snapshots_used <= 2
 
 
@@ -85,17 +121,17 @@ def test_a_failed_step_leaves_no_snapshot(make: Make) -> None:
     engine.add(make_request("a", 30))
     engine.step(error=RuntimeError("no memory"))
     engine.add(make_request("b", 30, arrival=1.0))
-    assert starts(engine.run_out(), "b") == [(0, 28), (28, 2)]
+    assert starts(engine.run_out(), "b") == [(0, 30)]
 
 
-def test_a_preempted_request_is_computed_again_from_its_own_snapshot(make: Make) -> None:
+def test_a_preempted_request_whose_blocks_are_gone_is_computed_again(make: Make) -> None:
     engine = make(**{**STATES, "num_blocks": 14})
     engine.add(
         make_request("a", [1] * 22, max_tokens=24), make_request("b", [2] * 22, max_tokens=9, arrival=1.0)
     )
     outputs = engine.run_out()
     assert [s.request.request_id for o in outputs for s in o.preempted] == ["b"]
-    assert starts(outputs, "b")[:2] == [(0, 20), (20, 2)]
+    assert starts(outputs, "b") == [(0, 22), (0, 29)]
     assert finished(engine)["b"].completion_tokens == 9
 
 
@@ -117,7 +153,7 @@ def test_a_prompt_is_prefilled_early_where_a_snapshot_keeps_its_state(make: Make
     early = [engine.step() for _ in range(3)]
     assert starts(early, "a") == [(0, 20)]
     engine.arrive(image)
-    assert starts(engine.run_out(), "a") == [(20, 16), (36, 4)]
+    assert starts(engine.run_out(), "a") == [(20, 20)]
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,23 +1,29 @@
-"""The commands that ask a running cluster: `triptych ask` and `triptych transcribe`."""
+"""The commands that ask a running cluster: `triptych ask`, `triptych embed` and `triptych transcribe`."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import click
 
 from triptych.apps.cli.options import configured
 from triptych.base.config.flags import CommandOptions, flag
-from triptych.base.errors import RequestError
+from triptych.base.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     from triptych.apps.client import Client
-    from triptych.apps.client.fields import ChatFields, SpeechFields
+    from triptych.apps.client.fields import (
+        ChatFields,
+        EmbeddingFields,
+        Messages,
+        SpeechFields,
+        TokenVectorFields,
+    )
 
 FORMATS = ("text", "json", "verbose_json", "srt", "vtt")
 #: Longest silence in seconds: nothing comes before the whole file is transcribed.
@@ -46,6 +52,29 @@ class AskOptions(ServerOptions):
     temperature: float = flag(0.0, "0 takes the likeliest token")
     max_tokens: int = flag(256, "longest answer")
     json: bool = flag(False, "print the whole reply as JSON, once it is complete")
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedOptions(ServerOptions):
+    """The arguments and options of `triptych embed`."""
+
+    text: str = ""
+    image: tuple[str, ...] = flag((), "picture file or URL; may be given several times", kind=str)
+    tokens: bool = flag(False, "a vector for each token, of a late-interaction model")
+    query: bool = flag(False, "with --tokens: the text is a query, not a document")
+    dimensions: int = flag(0, "length of a vector, of a model that can shorten them; 0: its own")
+    model: str = flag("", "a name that the cluster serves, where it serves several")
+
+    def check(self) -> None:
+        """Raises ConfigError for what cannot be sent."""
+        if not self.text.strip() and not self.image:
+            raise ConfigError("there is nothing to embed: give a text or --image")
+        if self.query and not self.tokens:
+            raise ConfigError("--query goes with --tokens: other models take an instruction in the text")
+        if self.query and self.image:
+            raise ConfigError("a query is a text: give --image without --query")
+        if self.dimensions < 0:
+            raise ConfigError(f"--dimensions must be 0 or more, not {self.dimensions}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +116,42 @@ def ask(options: AskOptions) -> None:
             sys.stderr.write("\n" * begun)
             raise
     sys.stdout.write("\n")
+
+
+@click.command()
+@click.argument("text", default="")
+@configured(EmbedOptions)
+def embed(options: EmbedOptions) -> None:
+    """Embeds TEXT (- for standard input), pictures or both; each line of the output is a vector, as JSON."""
+    if options.text == "-":
+        options = replace(options, text=sys.stdin.read())
+    options.check()
+    inputs = _inputs(options)
+    of_tokens: TokenVectorFields = {"dimensions": options.dimensions} if options.dimensions else {}
+    of_all: EmbeddingFields = {"dimensions": options.dimensions} if options.dimensions else {}
+    with _connected(options, timeout=300.0) as client:
+        vectors: Sequence[Sequence[float]]
+        if options.tokens:
+            (vectors,) = client.embed_tokens(inputs, model=options.model, **of_tokens).vectors
+        else:
+            vectors = client.embed(inputs, model=options.model, **of_all).vectors
+    for vector in vectors:
+        click.echo(json.dumps(vector))
+
+
+def _inputs(options: EmbedOptions) -> str | Messages:
+    """The text, or a message of pictures and text. An error ends the program."""
+    from triptych.apps.client.wire import image_part
+
+    if not options.image and not options.query:
+        return options.text
+    try:
+        parts = [*map(image_part, options.image)]
+    except (RequestError, OSError) as error:
+        sys.exit(f"triptych: {error}")
+    if options.text:
+        parts.append({"type": "text", "text": options.text})
+    return [{"role": "query" if options.query else "user", "content": parts}]
 
 
 @click.command()

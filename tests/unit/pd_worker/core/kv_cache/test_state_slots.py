@@ -76,16 +76,13 @@ def test_a_snapshot_goes_with_its_block():
     assert kept(slots, A, B).snapshots_used == 2
 
 
-def test_a_chunk_ends_where_the_state_is_kept():
+@pytest.mark.parametrize(
+    ("start", "end", "kept"), [(0, 32, [8, 16]), (8, 32, [16]), (16, 32, []), (0, 6, []), (0, 8, [8])]
+)
+def test_a_chunk_keeps_the_states_behind_its_own_tokens(start, end, kept):
     slots = StateSlots(1, 1)
     slots.acquire("a", (8, 16))
-    assert [slots.cut("a", *span) for span in ((0, 32), (8, 32), (16, 32), (0, 6), (0, 8))] == [
-        8,
-        16,
-        32,
-        6,
-        8,
-    ]
+    assert slots.kept_in("a", start, end) == kept
 
 
 @pytest.mark.parametrize(
