@@ -17,6 +17,7 @@ from triptych.base.errors import InternalError, RequestError, Unavailable
 from triptych.base.machine.device import Device
 from triptych.base.machine.device_fault import check_device
 from triptych.ec_connector.base import ECConnectorScheduler
+from triptych.pd_worker.attention.early_pages import EarlyPages
 from triptych.pd_worker.core.outputs import (
     ModelRunnerOutput,
     SchedulerOutput,
@@ -73,6 +74,7 @@ class Engine:
         device: torch.device,
         *,
         pacer: StepPacer | None = None,
+        pages: EarlyPages | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
@@ -82,6 +84,7 @@ class Engine:
         self._metrics = metrics
         self._device = device
         self._pacer = pacer or StepPacer()
+        self.pages = pages
         #: KV blocks that other workers have computed, and find of this one. Set before `start`.
         self.sharing: PrefixSharing | None = None
         self._warm = False
@@ -97,6 +100,8 @@ class Engine:
         return self.scheduler.limits.max_model_len
 
     def start(self) -> None:
+        if self.pages is not None:
+            self.pages.start()
         self._thread.start()
 
     def stop(self, timeout: float = 30.0) -> None:
@@ -110,6 +115,8 @@ class Engine:
             self._condition.notify()
         if self._thread.ident is not None:
             self._thread.join(timeout)
+        if self.pages is not None:
+            self.pages.close()
         if self.sharing is not None:
             self.sharing.close()
         self.runner.shutdown_ec_transfer()
@@ -222,6 +229,8 @@ class Engine:
         for command in commands:
             command.carry_out()
         output = self.scheduler.schedule(time.monotonic())
+        if self.pages is not None:
+            self.pages.reach(self.scheduler.kv.pool.most_used)
         result = self._execute(output)
         events = self.scheduler.update(output, result, time.monotonic())
         self._report(output, events)

@@ -25,6 +25,7 @@ from triptych.models.checkpoint.support import check_supported, required_by_flag
 from triptych.models.identity import ModelIdentity
 from triptych.models.weights.kernel_report import Capabilities, KernelUse, choice_of, kernels_in_use
 from triptych.pd_worker.attention.attention import backend_on
+from triptych.pd_worker.attention.early_pages import EarlyPages
 from triptych.pd_worker.core.admission import Admission, SchedulerLimits
 from triptych.pd_worker.core.encoder_cache import EncoderCache
 from triptych.pd_worker.core.items.tracker import ItemTracker
@@ -266,6 +267,7 @@ def build_engine(
         StepMetrics(metrics, model_name or config.served_model_name),
         decoder.device,
         pacer=pacer,
+        pages=EarlyPages(runner.kv_cache.pools),
     )
     model_key = "" if transfer is None else transfer.model_key
     engine.sharing = prefix_sharing(config, decoder, model_key, engine.scheduler, runner, metrics)
@@ -278,7 +280,7 @@ def build_engine(
 
 def _kernels(config: PDConfig, decoder: DecoderSide) -> tuple[KernelUse, ...]:
     return kernels_in_use(
-        Capabilities.of_this(),
+        in_short_lived_thread(Capabilities.of_this),
         device=decoder.device.type,
         dtype=decoder.dtype,
         attention=backend_on(decoder.device, config.attention_backend),

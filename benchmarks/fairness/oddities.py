@@ -79,6 +79,11 @@ def dear_options(scale: float) -> Sequence[Send]:
     )
 
 
+def refused_bodies(scale: float) -> Sequence[Send]:
+    """Without a key: refused by their head, and their bodies come all the same."""
+    return (Post(CHAT, b"x" * int(60_000_000 * scale)),)
+
+
 _ROWS: tuple[tuple[str, str, Kind, frozenset[str], Callable[[float], Sequence[Send]], int, bool], ...] = (
     (
         "streams-left",
@@ -114,6 +119,15 @@ _ROWS: tuple[tuple[str, str, Kind, frozenset[str], Callable[[float], Sequence[Se
         frozenset({_HEALTH}),
         upgrades,
         8,
+        True,
+    ),
+    (
+        "refused-bodies",
+        "bodies of 60 MB without a key, 16 at once",
+        "loop",
+        at_paths(CHAT),
+        refused_bodies,
+        16,
         True,
     ),
     (

@@ -16,7 +16,6 @@ from triptych.pd_worker.core.scheduler import Scheduler
 from triptych.pd_worker.kv_sharing.block_loads import BlockLoads, OnEngine
 from triptych.pd_worker.kv_sharing.block_saves import BlockSaves
 from triptych.pd_worker.kv_sharing.cost_rule import CostRule
-from triptych.pd_worker.kv_sharing.early_pages import EarlyPages
 from triptych.pd_worker.kv_sharing.kv_copier import KVCopier
 from triptych.pd_worker.kv_sharing.stored_kv import StoredKV
 from triptych.pd_worker.kv_sharing.transfers import KVTransfers
@@ -39,10 +38,8 @@ class PrefixSharing:
         loads: BlockLoads | None,
         transfers: KVTransfers,
         rule: CostRule,
-        pages: EarlyPages | None = None,
     ) -> None:
         self.saves = saves
-        self.pages = pages
         self._loads = loads
         self._transfers = transfers
         self._rule = rule
@@ -50,8 +47,6 @@ class PrefixSharing:
     def close(self) -> None:
         """Ends all transfers."""
         self._transfers.close()
-        if self.pages is not None:
-            self.pages.close()
 
     def look(self, request: EngineRequest, on_engine: OnEngine, add: Callable[[], None]) -> bool:
         """As `BlockLoads.begin`; False where this worker looks for nothing."""
@@ -118,12 +113,10 @@ def prefix_sharing(
     rule = CostRule(form.block_bytes // kv.block_size, asked=config.share_prefixes == "auto")
     parts = form, kv, copier, transfers, rule, metrics
     saves = BlockSaves(*parts) if config.saves_kv else None
-    loads = pages = None
+    loads = None
     if config.looks_for_kv:
         stored = (lambda digest: None) if saves is None else saves.note
         loads = BlockLoads(*parts, spare=lambda: scheduler.num_running, stored=stored)
-        pages = EarlyPages(runner.kv_cache.pools)
-        pages.start()
     logger.info(
         "prefixes are shared (%s): groups of %d blocks, %s, in %s",
         " and ".join(word for word, part in (("saved", saves), ("looked for", loads)) if part is not None),
@@ -131,7 +124,7 @@ def prefix_sharing(
         format_size(form.block_bytes * form.group_blocks),
         "--kv-store" if config.kv_store else f"{config.kv_store_share:.0%} of the store",
     )
-    return PrefixSharing(saves, loads, transfers, rule, pages)
+    return PrefixSharing(saves, loads, transfers, rule)
 
 
 def _unshared(config: PDConfig, decoder: DecoderSide) -> str:

@@ -382,10 +382,7 @@ class LimitedConnection(HttpToolsProtocol):
             self.transport.close()
 
     def _tell(self, error: RequestError) -> None:
-        """Replies with the error, unless a reply has begun, and closes the connection.
-
-        After a timeout it ends at once; else what the client is still sending is read for a while.
-        """
+        """Replies with the error, unless a reply has begun, and closes: after a timeout at once."""
         cycle = self.cycle
         if cycle is None or self._head_begun or not cycle.response_started:
             self._write_error(error)

@@ -106,6 +106,8 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        #: Blocks that have been used so far: the first ones.
+        self.most_used = 0
         self._by_digest: dict[bytes, int] = {}
         self._changes: set[bytes] = set()
         self.reset()
@@ -145,6 +147,7 @@ class BlockPool:
         left = max(0, len(self._blank) - count)
         blocks = self._blank[left:].tolist()[::-1]
         del self._blank[left:]
+        self.most_used = max(self.most_used, self.num_blocks - left)
         blocks += [self._evict_next() for _ in range(count - len(blocks))]
         for block in blocks:
             self._refs[block] = 1

@@ -169,6 +169,39 @@ def test_a_short_lived_thread_leaves_no_threads_and_one_that_stays_does():
     assert run.stdout.split() == ["0", "1"], run.stderr
 
 
+_ENGINE = """
+import os, threading, time
+from pathlib import Path
+import torch
+import triptych.demo
+from triptych.base.config import PDConfig
+from triptych.base.cpu.threads import in_short_lived_thread, use_threads
+from triptych.base.metrics import PDMetrics
+from triptych.pd_worker.native import build_engine, load_model
+
+def threads():
+    return set(map(int, os.listdir("/proc/self/task"))) - {one.native_id for one in threading.enumerate()}
+
+use_threads(2)
+model = str(Path(triptych.demo.__file__).parent / "model")
+config = PDConfig(model=model, dtype="bfloat16", threads=2, kv_memory=16 << 20, encoder_cache_memory=1 << 20)
+model = in_short_lived_thread(load_model, config)
+before = threads()
+engine = build_engine(config, model.decoder, None, print, PDMetrics("m"))
+deadline = time.monotonic() + 30
+while threads() - before and time.monotonic() < deadline:
+    time.sleep(0.01)
+print(len(threads() - before))
+torch.ones(1 << 20).sum()
+print(len(threads() - before))
+"""
+
+
+def test_building_an_engine_leaves_no_threads_of_openmp_beside_those_of_its_steps():
+    run = subprocess.run([sys.executable, "-c", _ENGINE], capture_output=True, text=True, timeout=120)
+    assert run.stdout.split() == ["0", "1"], run.stderr
+
+
 def test_a_short_lived_thread_gives_what_its_work_gives():
     def failing(word: str, *, times: int) -> str:
         raise ValueError(word * times)

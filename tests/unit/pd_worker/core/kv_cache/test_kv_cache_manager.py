@@ -36,6 +36,15 @@ def hits(manager: KVCacheManager, links: PrefixChain) -> int:
     return len(manager.find_prefix(links, links._num_prompt_tokens))
 
 
+def test_the_first_blocks_are_used_first_and_counted_once() -> None:
+    pool = BlockPool(8)
+    first = pool.allocate(3)
+    assert (first, pool.most_used) == ([0, 1, 2], 3)
+    pool.release(first)
+    assert max(pool.allocate(2)) < pool.most_used == 3
+    assert max(pool.allocate(4)) < pool.most_used == 6
+
+
 def test_blocks_of_a_span_depend_on_all_of_its_tokens_and_those_before_it_do_not() -> None:
     """Tokens that attend to later ones have other keys where those differ."""
     one, other = list(range(16)), [*range(14), 99, 100]
