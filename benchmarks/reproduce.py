@@ -85,6 +85,7 @@ CELLS = (
 NEEDS = {
     "against_peer.md": "vLLM's CPU build in a folder of its own (PEER), and quiet cores for an hour",
     "against_peer_amx.md": "the same on a CPU with AMX",
+    "against_peer_avx512.md": "the same on a CPU with AVX-512",
     "audio_demo.md": "a served demo: the two commands on the page, 10 minutes",
     "autoscale.md": "its command: simulated, half an hour",
     "baselines.md": "quiet cores for hours",

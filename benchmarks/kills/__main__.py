@@ -2,7 +2,7 @@
 
     python -m benchmarks kills PEER --results DIR [--rounds 1] [--minutes 25] [--systems native,vllm-epd]
                                [--faults '* killed']
-    python -m benchmarks kills --results DIR --write
+    python -m benchmarks kills --results DIR [--add] --write
 
 PEER is the kit of `against_peer`; three rounds of all by default, what is worth most first. Every run appends
 to DIR what is not in it yet, so that one which was ended is continued; without PEER the page is made of it.
@@ -16,7 +16,6 @@ import contextlib
 import math
 import shutil
 import signal
-import statistics
 import sys
 import tempfile
 import time
@@ -29,8 +28,9 @@ from pathlib import Path
 from benchmarks.against_peer.rounds import keep, kept
 from benchmarks.kills.load import REQUESTS, Load, Trial, bodies
 from benchmarks.kills.processes import Processes
+from benchmarks.kills.rows import HEAD, Row, added, reasons_of, rows_of
 from benchmarks.kills.systems import EMBEDDINGS, SYSTEMS, Place, System
-from benchmarks.result_page import RESULTS, fill, publish, ranged, table
+from benchmarks.result_page import RESULTS, fill, publish, table
 from triptych.base.errors import ConfigError
 from triptych_bench.goodput.report.machine import commit
 
@@ -206,33 +206,19 @@ def _all_faults() -> list[Fault]:
     return [Fault(NOTHING, ""), *broken, Fault(EMBEDDINGS, LOST)]
 
 
-def page(trials: Sequence[Trial]) -> str:
+def page(trials: Sequence[Trial], before: str = "") -> str:
+    """Of these trials, and of those that the page `before` has."""
     right = {(t.fault, t.number): t.answers for t in trials if t.system == RIGHT}
-    rows = []
+    measured = [Row.of(t, right.get((t.fault, t.number))) for t in trials if t.system != RIGHT]
+    rows = added([*rows_of(before), *measured])
     names = [Fault(part, what).name for what in _WHATS for part in _PARTS]
-    for fault in names:
-        for system in SYSTEMS:
-            of = [t for t in trials if (t.system, t.fault) == (system, fault)]
-            if of:
-                wrong = sum(
-                    bool(got) and got != want
-                    for t in of
-                    for got, want in zip(t.answers, right.get((fault, t.number), t.answers), strict=True)
-                )
-                compared = all((fault, t.number) in right for t in of)
-                stalls = [t.stall for t in of]
-                requests, failed = sum(len(t.answers) for t in of), sum(t.failed for t in of)
-                counts = [str(count) for count in (len(of), requests, failed)]
-                counts.append(str(wrong) if compared else "not compared")
-                stall = ranged(statistics.median(stalls), min(stalls), max(stalls))
-                rows.append([fault, system, *counts, stall, str(sum(t.by_hand for t in of))])
-    head = ["fault", "system", "runs", "requests", "failed", "wrong", "stall, s (range)", "restarts by hand"]
-    reasons = {
+    cells = [rows[name, system].cells for name in names for system in SYSTEMS if (name, system) in rows]
+    reasons = reasons_of(before) | {
         f"{t.system}, {t.fault}: {' '.join(t.errors[0].split())}"
         for t in trials
         if t.errors and t.system != RIGHT
     }
-    lines = table(head, rows, (0, 1))
+    lines = table(HEAD, cells, (0, 1))
     return fill(
         "kills", commit=commit(), table="\n".join(lines),
         reasons="\n".join(f"- `{reason}`" for reason in sorted(reasons)),
@@ -249,11 +235,13 @@ def main() -> None:
     parser.add_argument("--faults", default="*", help="a pattern of their names")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=math.inf, help="after which no trial is begun")
+    parser.add_argument("--add", action="store_true", help=f"to the runs that {PAGE.name} has")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     options = parser.parse_args()
     file = options.results / "kills.jsonl"
     if options.peer is None:
-        publish(page(kept([file], Trial)), PAGE, write=options.write)
+        before = PAGE.read_text() if options.add else ""
+        publish(page(kept([file], Trial), before), PAGE, write=options.write)
         return
     # So that the processes end with this one, however it is ended.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

@@ -68,15 +68,18 @@ class EarlyPages:
         self._thread = threading.Thread(target=self._run, name="early pages", daemon=True)
 
     def start(self) -> None:
+        """Begins, where there is something to take."""
         if not self._ended:
             self._thread.start()
 
     def reach(self, blocks: int) -> None:
         """So many have been used so far, the first ones of the cache."""
         if blocks > self._reached:
-            with self._changed:
-                self._reached = blocks
-                self._changed.notify_all()
+            self._reached = blocks
+            # Most steps reach new blocks, and few of them leave the thread something to do.
+            if self._wanted():
+                with self._changed:
+                    self._changed.notify_all()
 
     def wait(self) -> None:
         """Until all that are wanted are taken, or none is taken any more."""
