@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 #: This part of the memory that is available at the start is left to others.
 _SPARE_PART = 8
-#: After each page the thread sleeps so many times as long as that took: the engine may have the same core.
+#: The pause after each page, in times of what taking it took: the engine may run on the same core.
 _PAUSES = 3.0
 
 
@@ -81,10 +81,10 @@ class EarlyPages:
                 with self._changed:
                     self._changed.notify_all()
 
-    def wait(self) -> None:
-        """Until all that are wanted are taken, or none is taken any more."""
+    def wait(self, seconds: float = 60.0) -> bool:
+        """Whether, by then, all that are wanted are taken or none is taken any more."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or not self._wanted())
+            return self._changed.wait_for(lambda: self._ended or not self._wanted(), seconds)
 
     def close(self) -> None:
         """Ends the thread. Idempotent."""
@@ -98,6 +98,16 @@ class EarlyPages:
         return self.taken < min(self._reached + self._pages.unit, self._pages.num_blocks)
 
     def _run(self) -> None:
+        try:
+            self._take_wanted()
+        except OSError:
+            logger.exception("no more pages of the KV cache are taken before their first use")
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _take_wanted(self) -> None:
         spare = self._available() // _SPARE_PART
         while self.taken < self._pages.num_blocks:
             with self._changed:
@@ -107,9 +117,6 @@ class EarlyPages:
             with self._changed:
                 self.taken = min(self.taken + self._pages.unit, self._pages.num_blocks)
                 self._changed.notify_all()
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
 
     def _take(self, spare: int) -> bool:
         """The next ones; False where the system gives none, or too little is left for others."""

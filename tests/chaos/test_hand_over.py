@@ -78,7 +78,7 @@ async def test_a_worker_that_dies_around_hand_overs_loses_nothing(
         assert {answer.finish_reason for answer in got} == {"length"}
         assert hand_overs(cluster) >= after
         assert cluster.total("proxy", "triptych_resumes_total") > 0, "the worker that was killed had nothing"
-        await stages.hold("the process anew", lambda: cluster.pids("pd").get(name, before) != before)
+        await stages.hold("its replacement", lambda: cluster.pids("pd").get(name, before) != before)
         await asyncio.to_thread(assert_at_rest, cluster)
 
 

@@ -151,7 +151,7 @@ async def killed(cluster: Cluster, asked: Asked, whole: Sequence[dict[str, Any]]
     await hold("hand-overs", lambda: len(asked.handed_over(cluster)) > before or again.done())
     cluster.kill("pd-1")
     assert_equal(asked, await again, whole)
-    await hold("the process anew", lambda: cluster.pids("pd").get("pd-1", decode) != decode)
+    await hold("its replacement", lambda: cluster.pids("pd").get("pd-1", decode) != decode)
 
 
 @pytest.mark.parametrize("kind", CLASSES)

@@ -84,7 +84,7 @@ class RecurrentStates(_Cache):
         slots: Sequence[int],
         kept: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """`kept`, of a single sequence: after so many tokens of the chunk its state goes to that slot."""
+        """`kept`, for one sequence: pairs (n, slot); the state after n tokens is copied there."""
         self._pool = pool
         self._slots = slots
         self._kept = kept

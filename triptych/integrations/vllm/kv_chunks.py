@@ -163,7 +163,7 @@ class KVChunks:
             tell(failed)
 
     def drain(self) -> None:
-        """Waits until no transfer touches its piece, and all jobs' ends are told.
+        """Waits until no transfer uses its memory any more, and the end of every job has been reported.
 
         After `_DRAIN_SECONDS` those left are cancelled: what they would have moved is computed again.
         InternalError where they cannot be.

@@ -63,7 +63,7 @@ async def test_a_request_goes_on_at_the_decode_worker_with_the_blocks_of_the_pre
         await d.submit(d.message("r", "", attempt=2, resume=resume, **SAMPLING))
         got = await d.until("r")
         assert got.token_ids == whole.token_ids
-        # What it loads was not cached before; of no more than the prompt, whatever it is told.
+        # What the decode worker loads is no prefix hit, and hits are never more than the prompt.
         assert got.finished.cached_tokens == min(told, len(prompt))
         assert count(second, HITS) == count(second, QUERIES) == 0, "counted at the prefill worker"
         assert count(second, LOADED) == len(prompt) // 16 * 16

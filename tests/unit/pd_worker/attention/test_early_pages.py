@@ -36,7 +36,7 @@ def taken(
     pages = EarlyPages(of.pools, available)
     pages.start()
     pages.reach(reached)
-    pages.wait()
+    assert pages.wait()
     pages.close()
     return of
 
@@ -73,10 +73,10 @@ def test_pages_are_taken_for_one_huge_page_of_blocks_more_than_have_been_used() 
     pages.start()
     for used, taken in ((0, BLOCKS), (1, 2 * BLOCKS), (BLOCKS, 2 * BLOCKS), (BLOCKS + 1, 3 * BLOCKS)):
         pages.reach(used)
-        pages.wait()
+        assert pages.wait()
         assert pages.taken == taken
     pages.reach(8 * BLOCKS)
-    pages.wait()
+    assert pages.wait()
     assert pages.taken == 8 * BLOCKS
     pages.close()
 
@@ -84,12 +84,23 @@ def test_pages_are_taken_for_one_huge_page_of_blocks_more_than_have_been_used() 
 def test_a_closed_one_takes_no_more_and_nobody_waits_for_it() -> None:
     pages = EarlyPages(cache(8 * BLOCKS).pools, lambda: MANY)
     pages.start()
-    pages.wait()
+    assert pages.wait()
     pages.close()
     pages.close()
     pages.reach(8 * BLOCKS)
-    pages.wait()
+    assert pages.wait()
     assert pages.taken == BLOCKS
+
+
+def test_one_that_cannot_ask_for_the_memory_ends_and_nobody_waits_for_it() -> None:
+    def fails() -> int:
+        raise OSError("no /proc")
+
+    pages = EarlyPages(cache().pools, fails)
+    pages.start()
+    assert pages.wait(30.0)
+    assert pages.taken == 0
+    pages.close()
 
 
 def test_what_is_written_meanwhile_stays() -> None:
@@ -109,10 +120,10 @@ def test_an_engine_has_pages_for_the_blocks_that_come_next() -> None:
     with engine_cell(checkpoint, kv_memory=64 << 20) as cell:
         pages = cell.engine.pages
         assert pages is not None
-        pages.wait()
+        assert pages.wait()
         before = pages.taken
         assert 0 < before < cell.engine.scheduler.kv.pool.num_blocks
         cell.engine.scheduler.kv.pool.most_used = before
         cell.answer([Prompt("one word")], 2)
-        pages.wait()
+        assert pages.wait()
         assert pages.taken > before
