@@ -40,7 +40,7 @@ def test_a_row_counts_failed_and_wrong_answers_and_restarts_of_all_rounds():
         trial("native", [[], GOOD, []], number=1, by_hand=1, stall=3.0, errors=["ValueError: gone"])
     )
     text = page(trials)
-    assert cells(text, "native") == ["store killed", "native", "2", "6", "3", "1", "2 (1 – 3)", "1"]
+    assert cells(text, "native") == ["store killed", "native", "2", "6", "3", "1", "1, 3", "1"]
     assert "- `native, store killed: ValueError: gone`" in text
 
 
