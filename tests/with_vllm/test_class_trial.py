@@ -22,7 +22,8 @@ from support.zoo.processors import ON_TORCHVISION, PROCESSORS
 from support.zoo.recipe import Config
 from triptych.base.config import PDConfig
 from triptych.base.errors import ConfigError
-from triptych.base.vllm_classes import CLASSES, NOT_RUN
+from triptych.base.vllm_classes import CLASSES, NOT_SERVED
+from triptych.base.vllm_classes import GENERIC as TRIED
 from triptych.pd_worker.vllm.class_trial import try_class
 from triptych.pd_worker.vllm.connection import connected
 from triptych.pd_worker.vllm.worker import load_front_model
@@ -86,7 +87,7 @@ async def refused(checkpoint: Path, engines: Engines) -> None:
         assert engine is not None
         model = load_front_model(config, engine.info.max_model_len)
         with pytest.raises(ConfigError, match=f"{NAME}: of a picture of .* rows, for which vLLM writes"):
-            await try_class(engine, model)
+            await try_class(engine, model, TRIED)
 
 
 #: Fields of the parts of config.json as hubs have them, which transformers reads, too, and does not write.
@@ -118,7 +119,7 @@ VIDEOS = {
 
 
 @pytest.mark.parametrize("family", FIELDS)
-def test_vllm_ends_with_what_the_refusal_quotes(family: str, tmp_path: Path) -> None:
+def test_vllm_ends_with_what_the_table_quotes(family: str, tmp_path: Path) -> None:
     name = f"{family}ForConditionalGeneration"
     folder = tmp_path / "checkpoint"
     write_checkpoint(recipe_of(name), folder, PROCESSORS.get(family) or ON_TORCHVISION[family])
@@ -130,5 +131,6 @@ def test_vllm_ends_with_what_the_refusal_quotes(family: str, tmp_path: Path) -> 
         (folder / "video_preprocessor_config.json").write_text(json.dumps(VIDEOS))
     job = {"checkpoint": str(folder), "dtype": "float32", "conversations": [], "tokens": 1, "out": ""}
     code, log = run_alone(tmp_path, {**job, "limits": {"image": 1}})
-    (quoted,) = re.findall('"(.+)"', NOT_RUN[name])
+    why = NOT_SERVED.get(name) or CLASSES[name].not_run
+    (quoted,) = re.findall('"(.+)"', why)
     assert code and quoted in log, log[-4000:]
