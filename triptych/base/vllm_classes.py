@@ -38,9 +38,11 @@ class VLLMClass:
     not_run: str = ""
 
 
-_OF_ANOTHER_KIND = 'vLLM 0.32 takes its pictures as items of another kind ("vision_chunk")'
 _BY_REMOTE_CODE = "vLLM 0.32 reads its config.json with the hub's own code alone"
-_KIMI = VLLMClass(image_kind="vision_chunk", not_run=_OF_ANOTHER_KIND)
+_KIMI = VLLMClass(
+    image_kind="vision_chunk",
+    not_run="vLLM 0.32 ends with it on CPUs (\"'_lib_fn_wrapper' object has no attribute 'get'\")",
+)
 _VIDEO = ("image", "video")
 _FRAMES = VLLMClass(modalities=_VIDEO, segments=True)
 #: By the architecture in config.json, which vLLM looks its models up by, too.
