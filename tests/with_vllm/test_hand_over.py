@@ -44,9 +44,13 @@ def network() -> Iterator[Network]:
         yield network
 
 
-@pytest.fixture(scope="module")
-def door(checkpoint: Path, network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontDoor]:
-    """A prefill worker before the first server, a decode worker before the second one."""
+@pytest.fixture(scope="module", params=["NixlConnector", "NixlPushConnector"])
+def door(
+    request, checkpoint: Path, network: Network, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FrontDoor]:
+    """A prefill worker before the first server, a decode worker before the second one: it pulls, or is pushed
+    to.
+    """
     folder = tmp_path_factory.mktemp("apart")
     store = StoreServer(folder / "store", host=network.address, protected_mode="no")
     store.start()
@@ -55,6 +59,7 @@ def door(checkpoint: Path, network: Network, tmp_path_factory: pytest.TempPathFa
         VllmServer(
             *(checkpoint, folder / f"{role}.log", "ec_consumer", extra, (*WORDS, *BLOCKS)),
             nixl=role,
+            connector=request.param,
             at=(network, role),
         )
         for role in ROLES
@@ -122,7 +127,9 @@ async def test_a_prefill_server_that_dies_loses_nothing_and_hands_over_again_whe
     assert_varied_and_exact(reference, [answer.token_ids for answer in answers])
     alone = await ask_all(door.urls[0], cases[:4], LONG, cache_salt="alone")
     assert_varied_and_exact(reference[:4], [answer.token_ids for answer in alone])
-    await asyncio.to_thread(prefill.start)
+    # By this thread: a process ends with the thread that has started it, and the next test needs the server.
+    prefill.launch()
+    await asyncio.to_thread(prefill.wait)
     await hand_over_again(door, checkpoint, seed + 2)
 
 
