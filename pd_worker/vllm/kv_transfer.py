@@ -49,7 +49,7 @@ def transfer_config(role: str) -> JsonObject:
 
 
 def pushed_call(params: Mapping[str, object]) -> str:
-    """The id of the call whose KV is kept, where its vLLM pushes it: to a call of the same id; empty where not.
+    """The id of the call whose KV is kept, where vLLM pushes it, to a call of the same id; else empty.
 
     "transfer_mode" is NixlPushConnector's own word; with NixlConnector the reading vLLM pulls.
     """
