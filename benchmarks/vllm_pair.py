@@ -10,6 +10,8 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from benchmarks.kills.load import Load, bodies
 from benchmarks.kills.processes import Processes
 from benchmarks.kills.systems import DTYPE, Place, System, fed_vllm, front
@@ -21,6 +23,7 @@ ROLES = ("prefill", "decode")
 #: As on a GPU: of a CPU's blocks of 128 tokens short prompts would fill none.
 _BLOCKS = ("--block-size", "32")
 _START_SECONDS, _PROBE_SECONDS = 400.0, 1.0
+_READ, _OTHERS = "vllm:prompt_tokens_by_source_total", "external_kv_transfer"
 #: Requests before the run: the first ones are slow.
 _FIRST = 8
 
@@ -39,18 +42,17 @@ def pair(place: Place, threshold: int | None) -> System:
             ]
             roles = ["--role", role, "--kv-connector", "nixl"]
         engine = ("--engine", "vllm", "--engine-url", f"http://127.0.0.1:{port}")
+        env = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(side)}
         services += [
-            fed_vllm(
-                *(place, f"vllm-{role}", port, core, store, *words), VLLM_NIXL_SIDE_CHANNEL_PORT=str(side)
-            ),
+            fed_vllm(place, f"vllm-{role}", port, core, store, *words, **env),
             place.ours("pd", place.model, *DTYPE, *engine, *roles, "--store", store, name=f"worker-{role}"),
         ]
     return System(services, url, "", {})
 
 
 @contextlib.asynccontextmanager
-async def serving(peer: Path, threshold: int | None) -> AsyncIterator[str]:
-    """Where the pair of this kit answers; ConfigError, with the end of each log, where it does not."""
+async def serving(peer: Path, threshold: int | None) -> AsyncIterator[tuple[str, str]]:
+    """Where the pair of this kit answers, and the second vLLM's metrics; ConfigError where it does not."""
     with tempfile.TemporaryDirectory(prefix="triptych-bench-") as folder:
         place = Place(peer, Path(folder))
         system = pair(place, threshold)
@@ -58,9 +60,15 @@ async def serving(peer: Path, threshold: int | None) -> AsyncIterator[str]:
         try:
             await processes.start()
             await _ready(system.url, f"redis://127.0.0.1:{place.ports[0]}/0", 1 + len(ROLES), Path(folder))
-            yield system.url
+            yield system.url, f"http://127.0.0.1:{place.ports[3]}/metrics"
         finally:
             await processes.close()
+
+
+def tokens_read(metrics: str) -> float:
+    """Prompt tokens that a vLLM has got from another one, by its own counter."""
+    samples = (one for family in text_string_to_metric_families(metrics) for one in family.samples)
+    return sum(one.value for one in samples if one.name == _READ and one.labels["source"] == _OTHERS)
 
 
 async def _ready(url: str, store: str, workers: int, logs: Path) -> None:

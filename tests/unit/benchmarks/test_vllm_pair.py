@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.kills import systems
 from benchmarks.kills.systems import Place
-from benchmarks.vllm_pair import pair
+from benchmarks.vllm_pair import pair, tokens_read
 
 
 @pytest.fixture
@@ -46,3 +46,11 @@ def test_each_vllm_has_a_core_and_ports_of_its_own(place: Place, threshold: int 
     servers = [one for one in pair(place, threshold).services if one.name.startswith("vllm")]
     for name in ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_NIXL_SIDE_CHANNEL_PORT"):
         assert len({one.env[name] for one in servers}) == 2
+
+
+def test_what_was_computed_or_cached_was_not_read_from_another_vllm() -> None:
+    name = "vllm:prompt_tokens_by_source"
+    sources = {"local_compute": 700, "local_cache_hit": 40, "external_kv_transfer": 1664}
+    lines = [f'{name}_total{{engine="0",source="{source}"}} {count}' for source, count in sources.items()]
+    assert tokens_read("\n".join([f"# TYPE {name} counter", *lines, ""])) == 1664
+    assert tokens_read("") == 0
