@@ -236,12 +236,13 @@ def call_of(
     replay: bool = False,
     direct: DirectItems | None = None,
     speculates: bool = False,
+    image_kind: str = "image",
     attempt: str = "",
 ) -> EngineCall:
     """The call that continues `request` after the tokens it has put out.
 
-    With `replay` it begins at the prompt: those tokens are generated again. `attempt` is the call's id where
-    another vLLM knows it.
+    With `replay` it begins at the prompt: those tokens are generated again. `image_kind` is what vLLM calls
+    pictures, `attempt` the call's id where another vLLM knows it.
     """
     received = request.output_token_ids
     attempt = attempt or (secrets.token_hex(16) if direct is not None else "")
@@ -257,6 +258,7 @@ def call_of(
         attempt,
         {} if direct is None else direct.entries(plans, attempt),
         adapter=request.adapter,
+        image_kind=image_kind,
     )
 
 
