@@ -17,7 +17,7 @@ from triptych.base.machine.resources import threads_of_one_worker
 from triptych.base.metrics import PDMetrics
 from triptych.base.tracing.start import worker_tracer
 from triptych.base.types import WorkerInfo
-from triptych.base.vllm_classes import GENERIC, class_of
+from triptych.base.vllm_classes import class_of
 from triptych.base.worker_process import ProcessWatch
 from triptych.models.checkpoint.pooling import read_task
 from triptych.models.defaults import start_lock
@@ -103,8 +103,9 @@ async def _serve_vllm(config: PDConfig, process: WorkerProcess, token: str = "")
         drafts = ", speculatively" if info.speculates else ""
         logger.info("vLLM %s serves %s, %d tokens%s", info.version, info.root, info.max_model_len, drafts)
         model = await asyncio.to_thread(in_short_lived_thread, load_front_model, config, info.max_model_len)
-        if class_of(family_of(model.path).architecture, generic=True) is GENERIC:
-            await try_class(engine, model)
+        known = class_of(family_of(model.path).architecture, generic=True)
+        if known.not_run:
+            await try_class(engine, model, known)
         tickets = await proven_tickets(config, engine, token or config.internal_token)
         metrics, incarnation = PDMetrics(model.name), uuid.uuid4().hex
         server = WorkerServer(config, "pd", process)

@@ -65,6 +65,8 @@ class StreamPorts:
     direct: DirectItems | None = None
     #: Whether vLLM decodes speculatively now.
     speculates: Callable[[], bool] = lambda: False
+    #: What vLLM calls pictures of this class.
+    image_kind: str = "image"
 
 
 class Attempt:
@@ -79,7 +81,13 @@ class Attempt:
         self._state = state
         self._ports = ports
         self._on_first = on_first
-        self._call = call_of(state.request, replay=replay, direct=ports.direct, speculates=ports.speculates())
+        self._call = call_of(
+            state.request,
+            replay=replay,
+            direct=ports.direct,
+            speculates=ports.speculates(),
+            image_kind=ports.image_kind,
+        )
         self._replay = Replay(tuple(state.output_token_ids) if replay else ())
         #: vLLM's prefix cache has all that this worker's own earlier call has computed, or has read.
         own = len(state.output_token_ids) > state.request.resumed_tokens

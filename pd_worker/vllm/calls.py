@@ -236,10 +236,12 @@ def call_of(
     replay: bool = False,
     direct: DirectItems | None = None,
     speculates: bool = False,
+    image_kind: str = "image",
 ) -> EngineCall:
     """The call that continues `request` after the tokens it has put out.
 
-    With `replay` it begins at the prompt: those tokens are generated again.
+    With `replay` it begins at the prompt: those tokens are generated again. `image_kind` is what vLLM calls
+    pictures.
     """
     received = request.output_token_ids
     attempt = secrets.token_hex(16) if direct is not None else ""
@@ -255,6 +257,7 @@ def call_of(
         attempt,
         {} if direct is None else direct.entries(plans, attempt),
         adapter=request.adapter,
+        image_kind=image_kind,
     )
 
 

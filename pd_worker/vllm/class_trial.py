@@ -1,4 +1,4 @@
-"""The trial of a class that is not in the table: whether vLLM writes pictures as this worker does."""
+"""The trial of a class that was not run through vLLM: whether vLLM writes pictures as this worker does."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from PIL import Image
 
 from triptych.base.errors import ConfigError, RequestError
 from triptych.base.types import ItemPlan, JsonObject
+from triptych.base.vllm_classes import VLLMClass
 from triptych.models.base import PreparedItem
 from triptych.models.generic.encoder import GenericEncoder
 from triptych.models.registry import family_of
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 #: Width and height of the pictures that are compared.
 FORMS = ((64, 64), (300, 90))
+#: Begins what is said of a class that cannot be tried, or has failed.
+_TRIAL = "a class that was not run through vLLM (--engine-class, docs/vllm.md): "
 _PARTS = [{"type": "image"}, {"type": "text", "text": "a"}]
 
 
@@ -49,11 +52,11 @@ class Trial:
         return {"model": model, "messages": [{"role": "user", "content": content}]}
 
 
-async def try_class(engine: EngineConnection, model: PDModel) -> None:
+async def try_class(engine: EngineConnection, model: PDModel, known: VLLMClass) -> None:
     """ConfigError for a class whose pictures vLLM writes as other tokens than this worker, or not at all."""
     name = family_of(model.path).architecture
     if not model.pooling.generates:
-        raise ConfigError(f"--engine-class generic: {name} generates nothing: use --engine native")
+        raise ConfigError(f"{_TRIAL}{name} generates nothing: use --engine native")
     trials = await asyncio.to_thread(make_trials, model)
     tokens = model.decoder.row_token_ids
     for trial in trials:
@@ -62,18 +65,16 @@ async def try_class(engine: EngineConnection, model: PDModel) -> None:
             theirs = await engine.client.render(trial.body(engine.info.model))
         except EngineError as error:
             raise ConfigError(
-                f"--engine-class generic: vLLM does not write a picture for {name} ({error}): "
-                "use --engine native"
+                f"{_TRIAL}vLLM does not write a picture for {name} ({error}): use --engine native"
             ) from error
-        if why := disagreement(trial.prompt, theirs, tokens):
-            raise ConfigError(
-                f"--engine-class generic: {name}: of a picture of {size} pixels {why}: use --engine native"
-            )
+        if why := disagreement(trial.prompt, theirs, tokens, known.image_kind):
+            raise ConfigError(f"{_TRIAL}{name}: of a picture of {size} pixels {why}: use --engine native")
         logger.info("%s is tried: vLLM takes the %d rows of a picture of %s pixels", name, trial.rows, size)
     logger.warning(
-        "%s is not known to be served alike through vLLM: the values of its rows were not compared, so "
-        "compare answers with --engine native",
+        "%s is not known to be served alike through vLLM, since %s: the values of its rows were not "
+        "compared, so compare answers with --engine native",
         name,
+        known.not_run,
     )
 
 
@@ -82,8 +83,7 @@ def make_trials(model: PDModel) -> list[Trial]:
     side = family_of(model.path).encoder
     if not issubclass(side, GenericEncoder) or "image" not in model.prompts.modalities:
         raise ConfigError(
-            "--engine-class generic tries classes by their pictures, and MODEL takes none in its messages: "
-            "use --engine native"
+            f"{_TRIAL}it is tried by its pictures, and MODEL takes none in its messages: use --engine native"
         )
     encoder = side.without_weights(model.path)
     trials = []
@@ -94,7 +94,7 @@ def make_trials(model: PDModel) -> list[Trial]:
             messages = json.dumps([{"role": "user", "content": _PARTS}]).encode()
             trials.append(Trial(image, model.prompts.build(messages, [plan])))
         except RequestError as error:
-            raise ConfigError(f"--engine-class generic: {error.message}") from error
+            raise ConfigError(f"{_TRIAL}{error.message}") from error
     return trials
 
 
@@ -104,9 +104,14 @@ def _plan(model: PDModel, item: PreparedItem, width: int) -> ItemPlan:
     return replace(ItemPlan("0" * 64, model.identity.namespace, "image", *sizes), layout=item.layout)
 
 
-def disagreement(ours: Prompt, theirs: RenderedPrompt, row_tokens: Collection[int]) -> str:
-    """How a picture's tokens differ in vLLM's prompt; "" where its rows stand between the same tokens."""
-    places = theirs.places("image")
+def disagreement(
+    ours: Prompt, theirs: RenderedPrompt, row_tokens: Collection[int], kind: str = "image"
+) -> str:
+    """How a picture's tokens differ in vLLM's prompt; "" where its rows stand between the same tokens.
+
+    `kind` is vLLM's name of the kind of pictures.
+    """
+    places = theirs.places(kind)
     if len(places) != 1:
         return f"vLLM makes {len(places)} items"
     place = ours.features[0].placement

@@ -204,9 +204,12 @@ def choose_engine(config: PDConfig, architecture: str, program: str, task: Task 
         return EngineChoice("vllm", f"--engine vllm, by {program}", own=True)
     if not config.device.startswith("cuda"):
         return EngineChoice("native", f"--device is {config.device}")
-    known = CLASSES.get(architecture, GENERIC if config.engine_class == "generic" else None)
+    tried = config.engine_class == "generic"
+    known = CLASSES.get(architecture, GENERIC if tried else None)
     if known is None:
         return EngineChoice("native", f"{architecture} is not served through vLLM")
+    if known.not_run and not tried:
+        return EngineChoice("native", f"{architecture} was not run through vLLM, since {known.not_run}")
     if task != "generate" and not known.pooled:
         return EngineChoice("native", f"pictures of {architecture} are not known to be pooled by vLLM")
     if flag := native_flag(config):

@@ -162,6 +162,7 @@ class VLLMEngine:
             vocab_size,
             direct,
             lambda: health.speculates,
+            model_class.image_kind,
         )
         self._ports = RunPorts(
             stream,

@@ -57,8 +57,10 @@ class KVTransfer:
         count: Callable[[str], None],
         kv_usage: Callable[[], float],
         speculates: Callable[[], bool] = lambda: False,
+        image_kind: str = "image",
     ) -> None:
         """`offer` of a prefill worker alone; `kv_usage` is the share of vLLM's KV cache in use."""
+        self._image_kind = image_kind
         self._speculates = speculates
         self._client = client
         self._offer = offer
@@ -107,7 +109,7 @@ class KVTransfer:
             return "late"
         try:
             params = msgspec.json.decode(kept.params, type=dict[str, object])
-            call = call_of(request, replay=True, direct=direct)
+            call = call_of(request, replay=True, direct=direct, image_kind=self._image_kind)
             call = replace(call, sampling_params=_READ, kv_transfer_params=params)
             await self._client.whole(call, min(READ_SECONDS, kept.until - time.monotonic()))
         except (EngineError, msgspec.MsgspecError) as failure:

@@ -117,6 +117,9 @@ class VLLMWorker(PDWorker):
             direct = DirectItems(tickets, self.direct.sources)
         self._health = connection.health
         self._metrics = metrics
+        model_class = class_of(
+            family_of(Path(config.model)).architecture, generic=config.engine_class == "generic"
+        )
         transfer = None
         if moves:
             self.streams.offers_at_first_token = False
@@ -126,6 +129,7 @@ class VLLMWorker(PDWorker):
                 lambda result: metrics.kv_transfers.labels(model.name, result).inc(),
                 lambda: connection.health.kv_usage,
                 lambda: connection.health.speculates,
+                model_class.image_kind,
             )
         self.engine = VLLMEngine(
             config,
@@ -137,9 +141,7 @@ class VLLMWorker(PDWorker):
             vocab_size=model.decoder.geometry.vocab_size,
             pooled=PooledCalls(model.pooling, model.tokenizer, model.decoder.geometry.hidden_size),
             max_model_len=config.max_model_len or connection.info.max_model_len,
-            model_class=class_of(
-                family_of(Path(config.model)).architecture, generic=config.engine_class == "generic"
-            ),
+            model_class=model_class,
             on_lost=lambda: self.servicer.lose_engine(uuid.uuid4().hex),
             direct=direct,
             transfer=transfer,

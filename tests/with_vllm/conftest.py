@@ -20,8 +20,9 @@ WAIT_SECONDS = 12
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not (HOME / "venv" / "bin" / "vllm").exists():
-        raise FileNotFoundError(f"vLLM is not installed in {HOME}: use `make test-vllm`")
+    # What our connector needs beside vLLM is in a folder of its own: without it vLLM ends as it starts.
+    if not (HOME / "venv" / "bin" / "vllm").exists() or not (HOME / "packages").is_dir():
+        raise FileNotFoundError(f"vLLM and our connector's packages are not in {HOME}: use `make test-vllm`")
     return vllm_checkpoint("qwen3_vl", tmp_path_factory.mktemp("checkpoint") / "qwen3_vl")
 
 

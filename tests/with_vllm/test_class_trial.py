@@ -22,7 +22,8 @@ from support.zoo.processors import ON_TORCHVISION, PROCESSORS
 from support.zoo.recipe import Config
 from triptych.base.config import PDConfig
 from triptych.base.errors import ConfigError
-from triptych.base.vllm_classes import CLASSES, NOT_RUN
+from triptych.base.vllm_classes import CLASSES, NOT_SERVED
+from triptych.base.vllm_classes import GENERIC as TRIED
 from triptych.pd_worker.vllm.class_trial import try_class
 from triptych.pd_worker.vllm.connection import connected
 from triptych.pd_worker.vllm.worker import load_front_model
@@ -86,12 +87,13 @@ async def refused(checkpoint: Path, engines: Engines) -> None:
         assert engine is not None
         model = load_front_model(config, engine.info.max_model_len)
         with pytest.raises(ConfigError, match=f"{NAME}: of a picture of .* rows, for which vLLM writes"):
-            await try_class(engine, model)
+            await try_class(engine, model, TRIED)
 
 
 #: Fields of the parts of config.json as hubs have them, which transformers reads, too, and does not write.
 FIELDS: dict[str, Config] = {
     "Ernie4_5_VLMoe": {},
+    "Kimi_K25": {},
     "Step3p7": {"vision_config": {"output_dim": None, "width": 32, "layers": 2, "heads": 4}},
     "MiniMaxM3Sparse": {
         "vision_config": {"img_token_compression_config": {"spatial_merge_size": 2}, "rope_theta": 1e4},
@@ -108,6 +110,23 @@ FIELDS: dict[str, Config] = {
         },
     },
 }
+#: What vLLM reads of Kimi's preprocessor_config.json.
+MEDIA: Config = {
+    "media_proc_cfg": {
+        "patch_size": 4,
+        "merge_kernel_size": 2,
+        "temporal_merge_kernel_size": 4,
+        "in_patch_limit": 64,
+        "patch_limit_on_one_side": 64,
+        "in_patch_limit_each_frame": 64,
+        "in_patch_limit_video": None,
+        "fixed_output_tokens": None,
+        "sample_fps": 2.0,
+        "max_num_frames_each_video": None,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+    }
+}
 #: The processor of ERNIE's videos, without the font that it would fetch.
 VIDEOS = {
     "video_processor_type": "Ernie4_5_VLMoeVideoProcessor",
@@ -118,17 +137,24 @@ VIDEOS = {
 
 
 @pytest.mark.parametrize("family", FIELDS)
-def test_vllm_ends_with_what_the_refusal_quotes(family: str, tmp_path: Path) -> None:
+def test_vllm_ends_with_what_the_table_quotes(family: str, tmp_path: Path) -> None:
     name = f"{family}ForConditionalGeneration"
     folder = tmp_path / "checkpoint"
     write_checkpoint(recipe_of(name), folder, PROCESSORS.get(family) or ON_TORCHVISION[family])
     config = json.loads((folder / "config.json").read_text())
     for part, fields in FIELDS[family].items():
         config[part] |= fields
+    # The name that hubs have.
+    config["architectures"] = [name.replace("_K", "K")]
     (folder / "config.json").write_text(json.dumps(config))
+    if family.startswith("Kimi"):
+        settings = json.loads((folder / "preprocessor_config.json").read_text())
+        (folder / "preprocessor_config.json").write_text(json.dumps({**settings, **MEDIA}))
     if family.startswith("Ernie"):
         (folder / "video_preprocessor_config.json").write_text(json.dumps(VIDEOS))
     job = {"checkpoint": str(folder), "dtype": "float32", "conversations": [], "tokens": 1, "out": ""}
-    code, log = run_alone(tmp_path, {**job, "limits": {"image": 1}})
-    (quoted,) = re.findall('"(.+)"', NOT_RUN[name])
+    known = CLASSES.get(name, TRIED)
+    code, log = run_alone(tmp_path, {**job, "limits": {known.image_kind: 1}})
+    why = NOT_SERVED.get(name) or known.not_run
+    (quoted,) = re.findall('"(.+)"', why)
     assert code and quoted in log, log[-4000:]

@@ -122,7 +122,9 @@ async def test_a_prefill_server_that_dies_loses_nothing_and_hands_over_again_whe
     assert_varied_and_exact(reference, [answer.token_ids for answer in answers])
     alone = await ask_all(door.urls[0], cases[:4], LONG, cache_salt="alone")
     assert_varied_and_exact(reference[:4], [answer.token_ids for answer in alone])
-    await asyncio.to_thread(prefill.start)
+    # In this thread: a thread of the event loop's ends with the test, and with it what it has started.
+    prefill.launch()
+    await asyncio.to_thread(prefill.wait)
     await hand_over_again(door, checkpoint, seed + 2)
 
 

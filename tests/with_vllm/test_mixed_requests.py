@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.data.traffic import client_of
-from support.vllm_engine.classes import IN_BFLOAT16, mixed_checkpoint
+from support.vllm_engine.classes import IN_BFLOAT16, RUN, mixed_checkpoint
 from support.vllm_engine.engines import Engines
 from support.vllm_engine.front_door import FrontDoor
 from support.vllm_engine.questions import Question, native_answers, questions
@@ -24,7 +24,7 @@ TOKENS, REQUESTS, ITEMS = 12, 36, 5
 SETS = 9
 #: On CPUs vLLM attends to their pictures in one direction only.
 BOTH_WAYS = ("Gemma3ForConditionalGeneration",)
-NAMES = tuple(sorted(CLASSES.keys() - {*BOTH_WAYS, *IN_BFLOAT16}))
+NAMES = tuple(sorted({*RUN} - {*BOTH_WAYS, *IN_BFLOAT16}))
 
 
 @dataclass

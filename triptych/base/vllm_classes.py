@@ -26,15 +26,23 @@ class VLLMClass:
     `saved_by_vllm`: a producer's plans are those of our encoder workers; other plans hold the placeholder's
     tokens, which the connector is not told. `pooled`: embeddings and scores with pictures are tested.
     `modalities` are those of its items. `segments`: positions of a video are those of each frame, so that
-    each of its segments is an item of vLLM's.
+    each of its segments is an item of vLLM's. `image_kind` is vLLM's own name of the kind of pictures.
+    `not_run`: why rows and answers were not compared; such a class is tried at each start.
     """
 
     saved_by_vllm: bool = False
     pooled: bool = False
     modalities: tuple[str, ...] = ("image",)
     segments: bool = False
+    image_kind: str = "image"
+    not_run: str = ""
 
 
+_BY_REMOTE_CODE = "vLLM 0.32 reads its config.json with the hub's own code alone"
+_KIMI = VLLMClass(
+    image_kind="vision_chunk",
+    not_run="vLLM 0.32 ends with it on CPUs (\"'_lib_fn_wrapper' object has no attribute 'get'\")",
+)
 _VIDEO = ("image", "video")
 _FRAMES = VLLMClass(modalities=_VIDEO, segments=True)
 #: By the architecture in config.json, which vLLM looks its models up by, too.
@@ -53,24 +61,24 @@ CLASSES = {
     "Gemma4ForConditionalGeneration": VLLMClass(),
     "SmolVLMForConditionalGeneration": VLLMClass(),
     "Qwen2AudioForConditionalGeneration": VLLMClass(modalities=("audio",)),
+    "KimiK25ForConditionalGeneration": _KIMI,
+    "Kimi_K25ForConditionalGeneration": _KIMI,
+    "Step3p7ForConditionalGeneration": VLLMClass(
+        not_run=f"{_BY_REMOTE_CODE} (\"'Step3p7VisionConfig' object has no attribute 'width'\")"
+    ),
+    "MiniMaxM3SparseForConditionalGeneration": VLLMClass(
+        not_run='vLLM 0.32 has it on GPUs alone ("No Unquantized MoE backend supports the deployment '
+        'configuration.")'
+    ),
 }
 
-
-_OF_ANOTHER_KIND = 'vLLM 0.32 takes its pictures as items of another kind ("vision_chunk")'
-_BY_REMOTE_CODE = "vLLM 0.32 reads its config.json with the hub's own code alone"
-#: Classes that vLLM 0.32 has and that were not run through it: why, in its own words.
-NOT_RUN = {
-    "Kimi_K25ForConditionalGeneration": _OF_ANOTHER_KIND,
-    "KimiK25ForConditionalGeneration": _OF_ANOTHER_KIND,
+#: Classes that vLLM 0.32 has, of which no config.json serves it and our encoder workers: why, in its words.
+NOT_SERVED = {
     "Ernie4_5_VLMoeForConditionalGeneration": f"{_BY_REMOTE_CODE} (\"'Ernie4_5_VLMoeConfig' object has no "
     "attribute 'spatial_conv_size'\")",
-    "Step3p7ForConditionalGeneration": f"{_BY_REMOTE_CODE} (\"'Step3p7VisionConfig' object has no attribute "
-    "'width'\")",
-    "MiniMaxM3SparseForConditionalGeneration": 'vLLM 0.32 has it on GPUs alone ("No Unquantized MoE backend '
-    'supports the deployment configuration.")',
 }
 #: What is known of a class that is tried: its pictures, whose rows are compared in number alone.
-GENERIC = VLLMClass()
+GENERIC = VLLMClass(not_run="it is not in the table")
 
 
 def class_of(architecture: str, *, generic: bool = False) -> VLLMClass:
@@ -82,7 +90,7 @@ def class_of(architecture: str, *, generic: bool = False) -> VLLMClass:
     known = CLASSES.get(architecture.replace("ForSequenceClassification", "ForConditionalGeneration"))
     if known is None and generic:
         return GENERIC
-    if why := NOT_RUN.get(architecture):
+    if why := NOT_SERVED.get(architecture):
         raise ConfigError(
             f"{architecture} is not served through vLLM, since {why}: its rows were not compared. Use "
             "`triptych pd --engine native` for it"

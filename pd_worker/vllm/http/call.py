@@ -33,13 +33,16 @@ class EngineCall:
     kv_transfer_params: JsonObject | None = None
     #: The adapter's name in vLLM; empty: the model alone.
     adapter: str = ""
+    #: What vLLM calls pictures.
+    image_kind: str = "image"
 
     @property
     def by_modality(self) -> dict[str, list[MMFeature]]:
-        """The items in their order, by modality."""
+        """The items in their order, by vLLM's name of their kind."""
         features: dict[str, list[MMFeature]] = {}
         for feature in self.features:
-            features.setdefault(feature.plan.modality, []).append(feature)
+            kind = feature.plan.modality
+            features.setdefault(self.image_kind if kind == "image" else kind, []).append(feature)
         return features
 
     @property

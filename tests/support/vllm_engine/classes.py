@@ -18,12 +18,14 @@ from support.zoo.recipe import AUDIO, HIDDEN, IMAGE, VIDEO, Config, Recipe, Tens
 from triptych.base.vllm_classes import CLASSES
 from triptych.models.registry import FAMILIES
 
-#: The classes of the table that take pictures and have no family of their own.
+#: The classes of the table that vLLM's CPU build runs.
+RUN = tuple(name for name, known in CLASSES.items() if not known.not_run)
+#: Those that take pictures and have no family of their own.
 ADAPTED = tuple(
     sorted(
         name
-        for name, known in CLASSES.items()
-        if "image" in known.modalities and name not in {family.architecture for family in FAMILIES}
+        for name in RUN
+        if "image" in CLASSES[name].modalities and name not in {family.architecture for family in FAMILIES}
     )
 )
 #: "CPU GDN attention requires BF16.", in which answers are not compared token by token.

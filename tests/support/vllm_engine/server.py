@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -96,7 +97,11 @@ class VllmServer:
         self.wait()
 
     def launch(self) -> None:
-        """Starts the process, which is ready after `wait`: several of them start side by side."""
+        """Starts the process, which is ready after `wait`: several of them start side by side.
+
+        It ends with the thread that has started it, so that has to be one that lives as long.
+        """
+        assert threading.current_thread() is threading.main_thread(), "the process would end with this thread"
         command, environment = supervised(self._command)
         environment |= vllm_environment() | self._variables
         with self.log.open("ab") as log:

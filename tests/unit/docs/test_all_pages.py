@@ -52,7 +52,8 @@ OTHERS = """
 --kv-transfer-config --max-loras --migration-limit --namespace --osl --pooler-config --profile --read-only
 --rehearse --request-count --request-rate --results --retry --retry-all-errors --retry-delay
 --runner --save-result --set --streaming --strict --structured-outputs-config
---tmpfs --tokenizer --trust-request-chat-template --ui --use-server-token-count --values --wait --write
+--tmpfs --tokenizer --trust-remote-code --trust-request-chat-template --ui --use-server-token-count
+--values --wait --write
 """
 
 

@@ -176,11 +176,18 @@ def _refusal(path: Path, config: Options, device: object, which: str) -> ConfigE
     # vLLM 0.32 has dropped the method.
     through_vllm &= not format_of(quantization_of(config)).startswith("bitsandbytes")
     remedy = f"{_READ}, or an unquantized one"
-    if through_vllm and str(device).startswith("cuda"):
-        remedy += ", or take --engine vllm"
-    elif through_vllm:
-        remedy += ", or take --engine vllm on a GPU (--device cuda)"
+    if through_vllm:
+        remedy += f", or take --engine vllm{_where(quantization_of(config), device)}"
     return ConfigError(f"MODEL={path}: {which}, which a native decoder does not read: {remedy}")
+
+
+def _where(quantization: Options, device: object) -> str:
+    """On what, and with which flag, vLLM computes with weights that a native decoder does not read."""
+    if str(device).startswith("cuda"):
+        return ""
+    if _four_bits(quantization) == "int" and cpu_flags() >= _AVX512:
+        return " with --dtype float16, to all workers of the model"
+    return " on a GPU (--device cuda)"
 
 
 #: By `quant_method`: formats with which vLLM does not compute in float32, and the dtype to take on a CPU.
@@ -189,12 +196,16 @@ IN_16_BITS = {"awq": "float16", "gptq": "float16", "fp8": "bfloat16", "modelopt"
 
 def _check_float32(path: Path, flags: PDConfig) -> None:
     quantization = quantization_of(read_config(path))
-    in_float32 = flags.dtype == "float32" or (flags.dtype == "auto" and flags.device == "cpu")
+    own = not flags.engine_url
+    in_float32 = flags.dtype == "float32" or (own and flags.dtype == "auto" and flags.device == "cpu")
     if in_float32 and (dtype := IN_16_BITS.get(str(quantization.get("quant_method")))):
+        where = f" on {flags.device}" if own else ""
+        remedy = f"give --dtype {dtype} to all workers of the model"
+        # The server has started in one of 16 bits.
+        remedy = remedy if own else f"give --dtype as that server has it, such as {dtype}, to all workers"
         raise ConfigError(
             f"MODEL={path}: it is quantized as {format_of(quantization)}, with which vLLM does not compute "
-            f"in float32 (--dtype {flags.dtype} on {flags.device}): give --dtype {dtype} to all workers of "
-            "the model"
+            f"in float32 (--dtype {flags.dtype}{where}): {remedy}"
         )
 
 
@@ -232,11 +243,13 @@ def _check_cpu(path: Path, flags: PDConfig) -> None:
 def check_for_engine(path: Path, flags: PDConfig) -> None:
     """`check_decoder` where a PD worker with these flags will decode itself, as far as flags alone tell.
 
-    ConfigError, too, for a format or dtype in which a vLLM that it starts does not compute.
+    ConfigError, too, for a format in which a vLLM that it starts does not compute, and for a dtype in which
+    none does.
     """
     by_vllm = flags.engine == "vllm" or bool(flags.engine_url)
     if by_vllm and not flags.engine_url:
         _check_cpu(path, flags)
+    if by_vllm:
         _check_float32(path, flags)
     if not by_vllm and not (flags.engine == "auto" and flags.device.startswith("cuda")):
         check_decoder(path, flags.device)

@@ -64,8 +64,8 @@ MATRIX = (
         "quantization",
         "Other quantized checkpoints in a native decoder: AWQ, GPTQ, NVFP4, bitsandbytes, 4 bits",
         "",
-        "give one in 8 bits with scales or an unquantized one, or take --engine vllm on a GPU, which serves "
-        "decoder-only models",
+        "give one in 8 bits with scales or an unquantized one, or take --engine vllm (on a CPU integers of 4 "
+        "bits alone, with AVX-512), which serves decoder-only models",
     ),
     Support(
         "beam_search",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
+from support.engine.engine_requests import make_request
 from support.vllm.scripted_server import data, event, fails, greedy, hangs, whole
 from support.vllm.serving import fronting
+from triptych.base.types import KeptKV
 from triptych.pd_worker.vllm import kv_transfer
 from triptych.protos import common_pb2, pd_pb2
 
@@ -177,6 +180,20 @@ async def test_a_decode_worker_has_the_kv_read_before_it_goes_on(server, decode)
     assert goes_on["token_ids"] == prompt + received and "kv_transfer_params" not in goes_on
     assert found.token_ids == greedy({"token_ids": prompt}, 12)
     assert counted(decode) == {"read": 1}
+
+
+async def test_a_read_names_pictures_as_vllm_does_for_the_class() -> None:
+    calls, results = [], []
+
+    class Client:
+        async def whole(self, call, seconds):
+            calls.append(call)
+
+    request = make_request("r1", 3)
+    request.kv = KeptKV(b"{}", time.monotonic() + 60)
+    moved = kv_transfer.KVTransfer(Client(), None, results.append, lambda: 0.0, image_kind="vision_chunk")
+    await moved.read(request, None)
+    assert ([call.image_kind for call in calls], results) == (["vision_chunk"], ["read"])
 
 
 @pytest.mark.parametrize(("told", "reported"), [(1, 1), (None, 3)], ids=["told", "by an earlier worker"])

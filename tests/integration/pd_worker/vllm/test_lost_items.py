@@ -9,6 +9,8 @@ import numpy as np
 
 from support.vllm.items import PLANS, SAMPLING, notify, save, submit
 from support.vllm.scripted_server import Call, fails
+from support.vllm.serving import fronting
+from triptych.base.vllm_classes import VLLMClass
 from triptych.pd_worker.vllm.run import MAX_FAILURES
 from triptych.protos import pd_pb2
 from triptych.registry.matching import WHOLE_REQUESTS
@@ -37,6 +39,17 @@ async def test_items_go_to_vllm_by_key_place_and_grid_without_pixels(server, ser
     assert body["ec_transfer_params"].keys() == {one.mm_hash for one in PLANS}
     assert sorted(found.loaded) == sorted(one.mm_hash for one in PLANS)
     assert found.bodies.index("item_loaded") < found.bodies.index("tokens")
+
+
+async def test_pictures_go_to_vllm_by_its_own_name_of_their_kind(server, store, monkeypatch):
+    known = VLLMClass(image_kind="vision_chunk")
+    monkeypatch.setattr("triptych.pd_worker.vllm.worker.class_of", lambda *_, **__: known)
+    await save(store, *PLANS)
+    async with fronting(server, store) as served:
+        await submit(served)
+        await served.client.until("r1")
+    features = server.calls[0].body["features"]
+    assert [list(named) for named in features.values()] == [["vision_chunk"]] * 3
 
 
 async def test_vllm_is_not_asked_before_all_items_are_announced(server, served, store):

@@ -12,7 +12,7 @@ import torch
 
 from triptych.base.config import ServiceConfig
 from triptych.base.errors import ConfigError
-from triptych.base.vllm_classes import CLASSES, NOT_RUN
+from triptych.base.vllm_classes import CLASSES, NOT_SERVED
 from triptych.integrations.vllm.engine import adopt_logging, check_engine, row_width, shares_a_process
 from triptych.integrations.vllm.options import parse_options
 from triptych.integrations.vllm.requests import ROWS, RequestItems, grid_of, needed_item, save_order
@@ -163,7 +163,7 @@ def test_a_class_that_is_not_in_the_table_is_refused_by_name_with_the_remedy():
         check_engine(other, is_consumer=True)
 
 
-@pytest.mark.parametrize("name", NOT_RUN)
+@pytest.mark.parametrize("name", NOT_SERVED)
 def test_a_class_that_vllm_ends_with_here_is_refused_with_its_own_words(name):
     other = config(hf_config=Config(architectures=[name]))
     with pytest.raises(ConfigError, match=rf"{name} is not served .* since vLLM 0\.32 .*\".+\".* native"):

@@ -17,6 +17,7 @@ from triptych.base.config import EncoderConfig
 from triptych.base.errors import ConfigError
 from triptych.encoder_worker.loading import load_tower
 from triptych.models.base import DecoderSide
+from triptych.models.checkpoint import quantized as quantized_module
 from triptych.models.checkpoint.quantized import check_decoder
 from triptych.models.checkpoint.tensors import Checkpoint
 from triptych.models.parallel.tensor_parallel import TensorParallel
@@ -265,8 +266,9 @@ def int8(**more: torch.Tensor) -> dict[str, torch.Tensor]:
 )
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_other_formats_are_refused_by_name_with_a_remedy_for_the_device(
-    tensors, config, words, device, tmp_path
+    tensors, config, words, device, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr(quantized_module, "cpu_flags", lambda: frozenset())
     path = build_checkpoint("qwen3_vl", tmp_path / "model")
     file = path / "model.safetensors"
     name = "model.language_model.layers.0.mlp.up_proj"
@@ -278,6 +280,31 @@ def test_other_formats_are_refused_by_name_with_a_remedy_for_the_device(
         remedy = "or an unquantized one$"  # vLLM 0.32 has dropped it
     with pytest.raises(ConfigError, match=rf"{words}.* a native decoder does not read: give one .*{remedy}"):
         check_decoder(path, device)
+
+
+_ON_CPU = r"--engine vllm with --dtype float16, to all workers of the model$"
+_ON_GPU = r"--engine vllm on a GPU \(--device cuda\)$"
+_INT4 = {"format": "pack-quantized", "config_groups": {"a": {"weights": {"num_bits": 4, "type": "int"}}}}
+
+
+@pytest.mark.parametrize(
+    ("config", "chip", "remedy"),
+    [
+        ({"quant_method": "awq", "bits": 4}, "avx512f avx512bw avx512dq avx512vl", _ON_CPU),
+        ({"quant_method": "gptq", "bits": 4}, "avx512f avx512bw avx512dq avx512vl", _ON_CPU),
+        ({"quant_method": "compressed-tensors", **_INT4}, "avx512f avx512bw avx512dq avx512vl", _ON_CPU),
+        ({"quant_method": "awq", "bits": 4}, "avx2", _ON_GPU),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "avx512f avx512bw avx512dq avx512vl", _ON_GPU),
+    ],
+)
+def test_on_a_cpu_whose_vllm_has_the_product_that_is_the_remedy(config, chip, remedy, tmp_path, monkeypatch):
+    monkeypatch.setattr(quantized_module, "cpu_flags", lambda: frozenset(chip.split()))
+    path = build_checkpoint("qwen3_vl", tmp_path / "model")
+    file = path / "model.safetensors"
+    save_file({**load_file(file), "a.qweight": torch.ones(1, 8, dtype=torch.int32)}, file)
+    edit_config(path, quantization_config=config)
+    with pytest.raises(ConfigError, match=remedy):
+        check_decoder(path)
 
 
 def test_a_class_that_vllm_is_not_put_behind_is_not_sent_there(tmp_path: Path) -> None:

@@ -253,6 +253,19 @@ def test_a_vllm_of_ones_own_is_not_started_in_a_dtype_that_it_lacks(
         check_for_engine(path, config)
 
 
+@pytest.mark.parametrize("method", ["awq", "gptq", "fp8"])
+@pytest.mark.parametrize(("dtype", "refused"), [("float32", True), ("float16", False)])
+def test_no_server_computes_with_them_in_float32(method, dtype, refused, tmp_path):
+    path = build_checkpoint("qwen3_vl", tmp_path / "model")
+    edit_config(path, quantization_config={"quant_method": method, "bits": 4})
+    config = PDConfig(engine_url="http://127.0.0.1:1", dtype=dtype)
+    if not refused:
+        check_for_engine(path, config)
+        return
+    with pytest.raises(ConfigError, match=rf"{method} \(4 bits\).*give --dtype as that server has it"):
+        check_for_engine(path, config)
+
+
 FOUR = {"format": "pack-quantized", "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}}}
 NVFP4 = {
     "format": "nvfp4-pack-quantized",

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
 import pytest
 
+from support.data.checkpoints import build_checkpoint
+from triptych.base.config import PDConfig
+from triptych.base.errors import ConfigError
 from triptych.base.types import ItemPlan, MMFeature, Placement
+from triptych.base.vllm_classes import VLLMClass
+from triptych.pd_worker import service
 from triptych.pd_worker.frontend.prompt import Prompt
 from triptych.pd_worker.vllm.class_trial import disagreement
 from triptych.pd_worker.vllm.http.replies import PlaceholderRange, RenderedItems, RenderedPrompt
@@ -49,3 +58,30 @@ def test_the_same_tokens_from_the_first_row_to_the_last_agree(tokens, place):
 )
 def test_other_tokens_are_told(rendered, says):
     assert says in disagreement(ours(), rendered, ROWS)
+
+
+@pytest.mark.parametrize("not_run", ["", "vLLM ends with it here"])
+async def test_a_class_that_was_not_run_is_tried_before_it_is_served(not_run, tmp_path, monkeypatch):
+    model = SimpleNamespace(path=build_checkpoint("qwen3_vl", tmp_path / "model"))
+    known = VLLMClass(not_run=not_run)
+    info = SimpleNamespace(version="", root="", max_model_len=9, speculates=False, adapters=())
+
+    @asynccontextmanager
+    async def connected(*_):
+        yield SimpleNamespace(info=info, health=None)
+
+    def ends(reason):
+        async def end(*given):
+            assert reason != "tried" or given[1:] == (model, known)
+            raise ConfigError(reason)
+
+        return end
+
+    monkeypatch.setattr(service, "connected", connected)
+    monkeypatch.setattr(service, "load_front_model", lambda *_: model)
+    monkeypatch.setattr(service, "class_of", lambda *_, **__: known)
+    monkeypatch.setattr(service, "try_class", ends("tried"))
+    monkeypatch.setattr(service, "proven_tickets", ends("served"))
+    process = SimpleNamespace(stop=asyncio.Event())
+    with pytest.raises(ConfigError, match="tried" if not_run else "served"):
+        await service._serve_vllm(PDConfig(model=str(model.path)), process)

@@ -103,6 +103,7 @@ def test_a_decoder_only_model_on_cuda_gets_a_vllm_of_the_workers_own():
         ({"device": "cpu"}, "--device is cpu"),
         ({"architecture": "WhisperForConditionalGeneration"}, "Whisper.* is not served through vLLM"),
         ({"architecture": "Idefics3ForConditionalGeneration"}, "Idefics3.* is not served through vLLM"),
+        ({"architecture": "KimiK25ForConditionalGeneration"}, "KimiK25.* was not run .*ends with it on CPUs"),
         ({"program": ""}, "vLLM.* is not installed here: pip install vllm"),
         ({"quantization": "int8"}, "--quantization is its own"),
         ({"engine": "native"}, "--engine native"),
@@ -127,6 +128,7 @@ def test_a_class_that_the_table_lacks_is_tried_where_that_is_asked_for():
     idefics = "Idefics3ForConditionalGeneration"
     assert chosen(idefics).engine == "native"
     assert chosen(idefics, engine_class="generic").engine == "vllm"
+    assert chosen("KimiK25ForConditionalGeneration", engine_class="generic").engine == "vllm"
     assert chosen(idefics, engine_class="generic", device="cpu").engine == "native"
     with pytest.raises(ConfigError, match="--engine-class generic.*leave --engine-class out"):
         check_native(PDConfig(engine_class="generic"))
