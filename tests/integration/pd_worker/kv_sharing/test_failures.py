@@ -19,6 +19,7 @@ from support.engine.sharing import (
     BLOCK_SIZE,
     COMPUTED,
     LOADED,
+    PATIENCE,
     SAVED,
     blocks_in,
     blocks_of,
@@ -228,10 +229,13 @@ class Limits:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._begun: list[tuple[asyncio.AbstractEventLoop, asyncio.Timeout]] = []
+        #: What each was to be.
+        self.seconds: list[float] = []
         own = SimpleNamespace(**{**vars(asyncio), "timeout": self._limit})
         monkeypatch.setattr(block_loads, "asyncio", own)
 
-    def _limit(self, _: float) -> asyncio.Timeout:
+    def _limit(self, seconds: float) -> asyncio.Timeout:
+        self.seconds.append(seconds)
         limit = asyncio.timeout(None)
         self._begun.append((asyncio.get_running_loop(), limit))
         return limit
@@ -255,6 +259,7 @@ def test_blocks_that_come_too_late_are_not_waited_for_and_hold_up_nobody_else(
         assert gate.waiting.wait(40)
         assert cell.finish([other]) == [reference(checkpoint.path, PROMPTS[1], TOKENS).token_ids]
         assert cell.tokens(late.request_id) == [], "the other one was answered while this one waited"
+        assert limits.seconds == [PATIENCE] * 2
         limits.end_first()
         assert cell.wait(late.request_id, "finished").error is None
         assert cell.tokens(late.request_id) == reference(checkpoint.path, PROMPTS[0], TOKENS).token_ids
