@@ -150,7 +150,8 @@ async def test_counts_end_and_keep_two_minutes_at_most(
     for at, count in ((minute - 3, 7), (minute - 2, 7), (minute - 1, 600)):
         await store.control.execute("HSET", key, at, count)
     counts = MinuteCounts(store)
-    assert await counts.add("requests", "alice", 1, 3) > 0, "half of the last minute counts"
+    assert await counts.add("requests", "alice", 1, 300) == 30.0, "half of the last minute counts"
+    assert await counts.add("requests", "alice", 1, 301) == 0, "no more than half of it counts"
     assert await counts.add("requests", "alice", 1, 0) == 0
     assert len(await store.control.execute("HKEYS", key)) == 2
     assert 0 < await store.control.execute("TTL", key) <= 120

@@ -197,6 +197,11 @@ ROWS: dict[str, tuple[Damage, str, str]] = {
         "unknown architecture, MineForConditionalGeneration.*: give one of the classes in docs/models",
         "encoder pd",
     ),
+    "value, of a class with code that nobody needs": (
+        changed("config.json", auto_map={"AutoConfig": "mine.Config"}, text_config="none"),
+        "its config.json does not fit its model type: .*: correct it",
+        "encoder pd",
+    ),
     "rope type": (
         text_changed(rope_parameters={"rope_type": "spiral", "rope_theta": 1e4}),
         "names the rope type 'spiral', which transformers .* does not have: upgrade",

@@ -32,6 +32,8 @@ LOADED_BYTES = "triptych_pd_shared_kv_loaded_bytes_total"
 SAVED_BYTES = "triptych_pd_shared_kv_saved_bytes_total"
 HITS, COMPUTED = "vllm:prefix_cache_hits_total", "vllm:prompt_tokens_total"
 QUERIES = "vllm:prefix_cache_queries_total"
+#: Seconds that requests wait for blocks where no request is to compute what it could load.
+PATIENCE = 40.0
 
 
 def new_root() -> bytes:
@@ -78,7 +80,7 @@ def damage_blocks(server: StoreServer) -> None:
 def wait_for_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """No request computes what it could load because a busy machine loads it slowly."""
     for bound in ("_SHORTEST", "_LONGEST"):
-        monkeypatch.setattr(cost_rule, bound, 40.0)
+        monkeypatch.setattr(cost_rule, bound, PATIENCE)
 
 
 def hold(engine: Engine, taken: threading.Event | None = None) -> None:

@@ -13,12 +13,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from support.engine.engine_cell import EngineCell, Prompt, engine_cell, reference
+from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
 from support.engine.prompts import CAT, DOG
 from support.engine.sharing import (
     BLOCK_SIZE,
     COMPUTED,
     LOADED,
+    PATIENCE,
     SAVED,
     blocks_in,
     blocks_of,
@@ -135,6 +136,23 @@ def test_another_block_size_finds_nothing(checkpoint, server):
         assert cell.metric(LOADED) == 0
 
 
+def test_another_dtype_finds_nothing_and_leaves_what_is_saved(checkpoint, server):
+    """Even under one model key, which names the dtype as well: a key of both would hold either's value."""
+    foreign = Checkpoint.open("qwen3_vl", dtype=torch.bfloat16)
+    prompt = Prompt("Compare the two, and say which one of them you would take with you.")
+    token_ids = reference(checkpoint.path, prompt, TOKENS).prompt_token_ids
+    root, saved = new_root(), {}
+    for each in (checkpoint, foreign):
+        with sharing_cell(each, server.url) as cell:
+            cell.finish(rooted([cell.request(prompt, token_ids, TOKENS)], root))
+            wait_for_saves(cell)
+            assert cell.metric(LOADED) == 0
+            assert cell.metric(SAVED) > 0
+        there = {name: server.call("GET", name.decode()) for name in blocks_in(server)}
+        assert saved.items() <= there.items()
+        saved = there
+
+
 def test_two_workers_that_save_the_same_blocks_at_once_leave_one_value_each(checkpoint, server):
     root = new_root()
     with sharing_cell(checkpoint, server.url) as one, sharing_cell(checkpoint, server.url) as other:
@@ -211,10 +229,13 @@ class Limits:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._begun: list[tuple[asyncio.AbstractEventLoop, asyncio.Timeout]] = []
+        #: What each was to be.
+        self.seconds: list[float] = []
         own = SimpleNamespace(**{**vars(asyncio), "timeout": self._limit})
         monkeypatch.setattr(block_loads, "asyncio", own)
 
-    def _limit(self, _: float) -> asyncio.Timeout:
+    def _limit(self, seconds: float) -> asyncio.Timeout:
+        self.seconds.append(seconds)
         limit = asyncio.timeout(None)
         self._begun.append((asyncio.get_running_loop(), limit))
         return limit
@@ -238,6 +259,7 @@ def test_blocks_that_come_too_late_are_not_waited_for_and_hold_up_nobody_else(
         assert gate.waiting.wait(40)
         assert cell.finish([other]) == [reference(checkpoint.path, PROMPTS[1], TOKENS).token_ids]
         assert cell.tokens(late.request_id) == [], "the other one was answered while this one waited"
+        assert limits.seconds == [PATIENCE] * 2
         limits.end_first()
         assert cell.wait(late.request_id, "finished").error is None
         assert cell.tokens(late.request_id) == reference(checkpoint.path, PROMPTS[0], TOKENS).token_ids

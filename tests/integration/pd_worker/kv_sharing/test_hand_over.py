@@ -104,7 +104,7 @@ async def test_a_request_is_offered_after_a_while_though_its_blocks_are_still_on
     monkeypatch.setattr(block_saves, "SAVE_SECONDS", 0.1)
 
     async def stuck(self, value, tenant, ttl):
-        await asyncio.sleep(30)
+        await asyncio.Event().wait()
 
     monkeypatch.setattr(KVTransfers, "_stored", stuck)
     async with serving(served_model("qwen3_vl"), store_url, role="prefill") as (worker, p):

@@ -52,11 +52,14 @@ async def test_a_resumed_request_goes_on_as_the_unbroken_one(client):
         assert resumed.finished.completion_tokens == 30
 
 
-async def test_a_proxy_that_comes_back_misses_nothing(worker, client, model):
+@pytest.mark.parametrize("read", [True, False], ids=["what was sent is read", "what was sent is lost"])
+async def test_a_proxy_that_comes_back_misses_nothing(worker, client, model, read):
     hurry = slow_steps(worker.engine)
     await client.submit(client.message("r1", "Tell me more", max_tokens=200, ignore_eos=True))
     answer = await client.until("r1", tokens=10)
     await client.detach()
+    if not read:
+        answer = client.answers["r1"] = Answer()
     position = len(answer.token_ids)
     await client.attach(pd_pb2.Reattach(request_id="r1", attempt=1, position=position))
     hurry()
@@ -75,6 +78,7 @@ async def test_a_proxy_that_names_a_request_no_more_has_it_cancelled(worker, cli
     await client.attach(pd_pb2.Reattach(request_id="unknown", attempt=1, position=0))
     assert (await client.until("unknown")).lost
     await no_requests(worker)
+    assert worker._upkeep._load().generated_tokens < 400, "it went on to its end"
 
 
 async def test_a_draining_worker_finishes_what_it_holds_and_refuses_the_rest(worker, client):
