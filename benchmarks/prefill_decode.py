@@ -1,25 +1,33 @@
 """Prefill and decode apart beside workers that do both, on the same cores: three kinds of requests at once.
 
     python -m benchmarks prefill_decode [--rounds 3] [--seconds 25] [--thresholds 0 256 1024] [--write]
+    python -m benchmarks prefill_decode --vllm PEER [--rounds 3] [--seconds 25] [--thresholds 256]
 
 Short texts, long prompts and pictures come at their own rates. Each system's cluster is alone while it is
 measured, and they take turns; a figure is the median of the rounds, a ratio of the rounds' ratios.
+
+PEER is the kit of `against_peer`: two of its vLLM are then the engines of the PD workers, its `tiny` the
+checkpoint, KV moves by NIXL, and the table is printed alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.result_page import RESULTS, fill, number, publish, table
+from benchmarks.vllm_pair import serving, tokens_read
 from triptych.base.config import WorkerCounts
 from triptych_bench.goodput.launch import launched
 
@@ -27,6 +35,8 @@ PAGE = RESULTS / "prefill_decode.md"
 BOTH = "2 x both"
 #: Workers that register after the cluster is ready: one of the two PD workers may.
 _REST_SECONDS, _PATIENCE = 5.0, 300.0
+#: Seconds before the figures; NIXL's first handshakes take some.
+_WARM_UP, _VLLM_WARM_UP = 4.0, 12.0
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,7 @@ FIGURES = {
     "P99 TPOT": "p99_tpot_ms",
 }
 #: Limits of a good request, ms to the first token and for each further one. Goodput is all kinds' together.
-LIMITS = ((500, 5), (500, 10), (250, 5), (250, 10))
+LIMITS = ((1000, 50), (500, 5), (500, 10), (250, 5), (250, 10))
 #: Figures of one cluster by kind and name.
 Figures = Mapping[tuple[str, str], float]
 
@@ -76,16 +86,47 @@ def systems(thresholds: Sequence[int]) -> dict[str, tuple[WorkerCounts, list[str
     }
 
 
-def measure(shape: WorkerCounts, words: Sequence[str], model: str, seconds: float, seed: int) -> Figures:
+def native(shape: WorkerCounts, words: Sequence[str], model: str, seconds: float, seed: int) -> Figures:
     """All kinds at once, at a cluster of their own."""
-    with launched(shape, model, words) as cluster, tempfile.TemporaryDirectory() as folder:
+    with launched(shape, model, words) as cluster:
+        return measure(cluster.url, seconds, seed)
+
+
+def before_vllm(peer: Path, threshold: int | None, seconds: float, seed: int) -> Figures:
+    """The same with two vLLM as engines."""
+
+    async def measured() -> Figures:
+        async with serving(peer, threshold) as (url, metrics):
+            found = await asyncio.to_thread(measure, url, seconds, seed, _VLLM_WARM_UP)
+            with urllib.request.urlopen(metrics, timeout=30) as reply:
+                read = tokens_read(reply.read().decode())
+            return {**found, ("all: prompt tokens by NIXL", "with the warm-up"): read}
+
+    return asyncio.run(measured())
+
+
+def clusters(options: argparse.Namespace) -> dict[str, Callable[[int], Figures]]:
+    """What measures each system, given a seed."""
+    named = systems(options.thresholds)
+    if options.vllm is None:
+        return {name: partial(native, *of, options.model, options.seconds) for name, of in named.items()}
+    thresholds = (None, *options.thresholds)
+    return {
+        name: partial(before_vllm, options.vllm, threshold, options.seconds)
+        for name, threshold in zip(named, thresholds, strict=True)
+    }
+
+
+def measure(url: str, seconds: float, seed: int, warm_up: float = _WARM_UP) -> Figures:
+    """All kinds at once, at the cluster that answers there."""
+    with tempfile.TemporaryDirectory() as folder:
         time.sleep(_REST_SECONDS)
         outputs = {kind: Path(folder) / str(place) for place, kind in enumerate(KINDS)}
         loads = [
             subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "triptych.apps.cli", "bench", "goodput", "--url", cluster.url),
-                    *(*kind.words, "--seconds", str(seconds), "--warm-up", "4", "--seed", str(seed)),
+                    *(sys.executable, "-m", "triptych.apps.cli", "bench", "goodput", "--url", url),
+                    *(*kind.words, "--seconds", str(seconds), "--warm-up", str(warm_up), "--seed", str(seed)),
                     *("--plots", "none", "--output", str(output)),
                 ],
                 stdout=subprocess.DEVNULL,
@@ -143,16 +184,23 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=25.0)
     parser.add_argument("--thresholds", type=int, nargs="+", default=[0, 256, 1024])
     parser.add_argument("--model", default="", help="a checkpoint folder; default: the demo model")
+    parser.add_argument("--vllm", type=Path, metavar="PEER", help="the kit of vLLM; default: our own engine")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     options = parser.parse_args()
-    measured = systems(options.thresholds)
+    if options.vllm is not None and (options.write or options.model):
+        parser.error(f"--vllm has a model of its own, and {PAGE.name} gets its table by hand")
+    measured = clusters(options)
     taken: dict[str, list[Figures]] = {name: [] for name in measured}
     for turn in range(options.rounds):
         for name in list(measured)[:: 1 if turn % 2 else -1]:
-            taken[name].append(measure(*measured[name], options.model, options.seconds, turn))
+            taken[name].append(measured[name](turn))
             # All of it: a run that is ended early has measured nevertheless.
             figures = {" ".join(key): value for key, value in taken[name][-1].items()}
             sys.stderr.write(f"round {turn + 1}: {name}: {json.dumps(figures)}\n")
+    lines = "\n".join(table(["requests", "ms", *taken], rows(taken), texts=(0, 1)))
+    if options.vllm is not None:
+        sys.stdout.write(f"{lines}\n")
+        return
     loads = "; ".join(f"{kind.name} {kind.rate:g}/s" for kind in KINDS)
     page = fill(
         "prefill_decode",
@@ -161,7 +209,7 @@ def main() -> None:
         thresholds=" ".join(map(str, options.thresholds)),
         loads=loads,
         model=Path(options.model).name or "the demo model",
-        table="\n".join(table(["requests", "ms", *taken], rows(taken), texts=(0, 1))),
+        table=lines,
     )
     publish(page, PAGE, write=options.write)
 

@@ -82,7 +82,7 @@ class Place:
         }
 
 
-def _front(place: Place, *proxy_words: str) -> tuple[list[Service], str, str]:
+def front(place: Place, *proxy_words: str) -> tuple[list[Service], str, str]:
     """Store, encoder worker and proxy, which all of ours have; the store's and the proxy's address."""
     store, proxy = f"redis://127.0.0.1:{place.ports[0]}/0", place.ports[1]
     server = [str(find_server_binary()), "--port", str(place.ports[0]), "--bind", "127.0.0.1", "--save", ""]
@@ -100,22 +100,22 @@ _OURS = {ENCODER: "encoder", STORE: "store", PROXY: "proxy"}
 
 
 def native(place: Place) -> System:
-    services, store, url = _front(place)
+    services, store, url = front(place)
     services.append(place.ours("pd", place.model, *DTYPE, *_NATIVE, "--store", store))
     return System(services, url, "", {**_OURS, DECODER: "pd"})
 
 
 def native_epd(place: Place) -> System:
     """Encode, prefill and decode apart: every prompt is computed by one worker and continued by the other."""
-    services, store, url = _front(place, "--prefill-threshold", "0")
+    services, store, url = front(place, "--prefill-threshold", "0")
     for role in ("prefill", "decode"):
         words = ("pd", place.model, *DTYPE, *_NATIVE, "--role", role, "--store", store)
         services.append(place.ours(*words, name=role))
     return System(services, url, "", {**_OURS, PREFILL: "prefill", DECODER: "decode"})
 
 
-def before_vllm(place: Place) -> System:
-    services, store, url = _front(place)
+def fed_vllm(place: Place, name: str, port: int, core: int, store: str, *words: str, **env: str) -> Service:
+    """A `vllm serve` that takes its embeddings from the store, for a worker of ours before it."""
     command = [sys.executable, "-m", "triptych.apps.cli", "namespace", place.model, *DTYPE]
     namespace = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout.strip()
     token = place.folder / "token"
@@ -129,11 +129,17 @@ def before_vllm(place: Place) -> System:
             "store": store, "namespace": namespace, "wait_seconds": 2, "internal_token_file": str(token),
         },
     }  # fmt: skip
-    words = ["--enable-scale-out", "--enable-mm-embeds", "--enable-prompt-tokens-details"]
-    words += ["--ec-transfer-config", json.dumps(transfer)]
-    port = place.ports[2]
+    words = "--enable-scale-out", "--enable-mm-embeds", "--enable-prompt-tokens-details", *words
     path = f"{ROOT}{os.pathsep}{place.peer / 'packages'}"
-    services.append(place.vllm("vllm", port, 1, *words, PYTHONPATH=path))
+    return place.vllm(
+        name, port, core, *words, "--ec-transfer-config", json.dumps(transfer), PYTHONPATH=path, **env
+    )
+
+
+def before_vllm(place: Place) -> System:
+    services, store, url = front(place)
+    port = place.ports[2]
+    services.append(fed_vllm(place, "vllm", port, 1, store))
     engine = ("--engine", "vllm", "--engine-url", f"http://127.0.0.1:{port}")
     services.append(place.ours("pd", place.model, *DTYPE, *engine, "--store", store))
     return System(services, url, "", {**_OURS, DECODER: "vllm", WORKER: "pd"})

@@ -31,6 +31,9 @@ class StoredKV:
 
     A group ends at a multiple of `group_blocks`, or where its prompt's full blocks end. Its key is made of
     the digest of its last block, which covers everything before it: model, tenant, tokens, items and spans.
+    Blocks of another size have other digests, of other tokens; the namespace keeps apart what digests do not
+    cover. Readers compare the whole plan besides: without its dtype in the namespace nobody would read a
+    foreign value, but each would delete the other's.
     """
 
     def __init__(

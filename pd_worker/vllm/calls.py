@@ -237,14 +237,15 @@ def call_of(
     direct: DirectItems | None = None,
     speculates: bool = False,
     image_kind: str = "image",
+    attempt: str = "",
 ) -> EngineCall:
     """The call that continues `request` after the tokens it has put out.
 
     With `replay` it begins at the prompt: those tokens are generated again. `image_kind` is what vLLM calls
-    pictures.
+    pictures, `attempt` the call's id where another vLLM knows it.
     """
     received = request.output_token_ids
-    attempt = secrets.token_hex(16) if direct is not None else ""
+    attempt = attempt or (secrets.token_hex(16) if direct is not None else "")
     plans = [feature.plan for feature in request.features]
     return EngineCall(
         [*request.prompt_token_ids, *(() if replay else received)],

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -31,6 +32,9 @@ MOST_USED = 0.5
 #: One step: what it puts out is not looked at.
 _READ: JsonObject = {"max_tokens": 1, "temperature": 0.0, "detokenize": False, "ignore_eos": True}
 
+#: The id of a call of ours in the words of vLLM, which adds eight characters of its own.
+_CALL_ID = re.compile(r"generate-tokens-(.+)-[0-9a-f]{8}")
+
 #: Offers a request to a decode worker, for which its KV is kept.
 Offer = Callable[[EngineRequest, KeptKV], None]
 
@@ -42,6 +46,15 @@ def transfer_config(role: str) -> JsonObject:
         "kv_role": "kv_producer" if role == PREFILL else "kv_consumer",
         "kv_connector_extra_config": {"kv_lease_duration": LEASE_SECONDS},
     }
+
+
+def pushed_call(params: Mapping[str, object]) -> str:
+    """The id of the call whose KV is kept, where vLLM pushes it, to a call of the same id; else empty.
+
+    "transfer_mode" is NixlPushConnector's own word; with NixlConnector the reading vLLM pulls.
+    """
+    found = _CALL_ID.fullmatch(str(params.get("remote_request_id", "")))
+    return found[1] if found and params.get("transfer_mode") == "push" else ""
 
 
 class KVTransfer:
@@ -109,7 +122,8 @@ class KVTransfer:
             return "late"
         try:
             params = msgspec.json.decode(kept.params, type=dict[str, object])
-            call = call_of(request, replay=True, direct=direct, image_kind=self._image_kind)
+            same = pushed_call(params)
+            call = call_of(request, replay=True, direct=direct, image_kind=self._image_kind, attempt=same)
             call = replace(call, sampling_params=_READ, kv_transfer_params=params)
             await self._client.whole(call, min(READ_SECONDS, kept.until - time.monotonic()))
         except (EngineError, msgspec.MsgspecError) as failure:

@@ -44,9 +44,13 @@ def network() -> Iterator[Network]:
         yield network
 
 
-@pytest.fixture(scope="module")
-def door(checkpoint: Path, network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontDoor]:
-    """A prefill worker before the first server, a decode worker before the second one."""
+@pytest.fixture(scope="module", params=["NixlConnector", "NixlPushConnector"])
+def door(
+    request, checkpoint: Path, network: Network, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FrontDoor]:
+    """A prefill worker before the first server, a decode worker before the second one: it pulls, or is pushed
+    to.
+    """
     folder = tmp_path_factory.mktemp("apart")
     store = StoreServer(folder / "store", host=network.address, protected_mode="no")
     store.start()
@@ -55,6 +59,7 @@ def door(checkpoint: Path, network: Network, tmp_path_factory: pytest.TempPathFa
         VllmServer(
             *(checkpoint, folder / f"{role}.log", "ec_consumer", extra, (*WORDS, *BLOCKS)),
             nixl=role,
+            connector=request.param,
             at=(network, role),
         )
         for role in ROLES

@@ -33,8 +33,8 @@ LIMITS = MappingProxyType({"image": 8, "video": 0})
 class VllmServer:
     """One `vllm serve` of a checkpoint, named "model", with TriptychECConnector in the given role.
 
-    `limits` are the most items of each modality in a request. `nixl`: its KV moves to other servers. `at`: a
-    host of a network, with the network.
+    `limits` are the most items of each modality in a request. `nixl`: its role, where its KV moves to other
+    servers, by this `connector`. `at`: a host of a network, with the network.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class VllmServer:
         limits: Mapping[str, int] = LIMITS,
         *,
         nixl: str = "",
+        connector: str = "NixlConnector",
         at: tuple[Network, str] | None = None,
     ) -> None:
         self.host = at[0].addresses[at[1]] if at else "127.0.0.1"
@@ -68,8 +69,8 @@ class VllmServer:
         ]
         self._variables: dict[str, str] = {}
         if nixl:
-            connector = {**transfer_config(nixl), "kv_buffer_device": "cpu"}
-            self._command += ["--kv-transfer-config", json.dumps(connector)]
+            moves = {**transfer_config(nixl), "kv_connector": connector, "kv_buffer_device": "cpu"}
+            self._command += ["--kv-transfer-config", json.dumps(moves)]
             self._variables["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port())
         if at:
             self._command = at[0].command(at[1], *self._command)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from support.engine.engine_cell import EngineCell, Prompt, engine_cell, reference
+from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
 from support.engine.prompts import CAT, DOG
 from support.engine.sharing import (
     BLOCK_SIZE,
@@ -134,6 +134,23 @@ def test_another_block_size_finds_nothing(checkpoint, server):
     with sharing_cell(checkpoint, server.url, block_size=2 * BLOCK_SIZE) as cell:
         answer(cell, root)
         assert cell.metric(LOADED) == 0
+
+
+def test_another_dtype_finds_nothing_and_leaves_what_is_saved(checkpoint, server):
+    """Even under one model key, which names the dtype as well: a key of both would hold either's value."""
+    foreign = Checkpoint.open("qwen3_vl", dtype=torch.bfloat16)
+    prompt = Prompt("Compare the two, and say which one of them you would take with you.")
+    token_ids = reference(checkpoint.path, prompt, TOKENS).prompt_token_ids
+    root, saved = new_root(), {}
+    for each in (checkpoint, foreign):
+        with sharing_cell(each, server.url) as cell:
+            cell.finish(rooted([cell.request(prompt, token_ids, TOKENS)], root))
+            wait_for_saves(cell)
+            assert cell.metric(LOADED) == 0
+            assert cell.metric(SAVED) > 0
+        there = {name: server.call("GET", name.decode()) for name in blocks_in(server)}
+        assert saved.items() <= there.items()
+        saved = there
 
 
 def test_two_workers_that_save_the_same_blocks_at_once_leave_one_value_each(checkpoint, server):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 
 import pytest
@@ -180,6 +181,31 @@ async def test_a_decode_worker_has_the_kv_read_before_it_goes_on(server, decode)
     assert goes_on["token_ids"] == prompt + received and "kv_transfer_params" not in goes_on
     assert found.token_ids == greedy({"token_ids": prompt}, 12)
     assert counted(decode) == {"read": 1}
+
+
+PUSHED = {"remote_request_id": "generate-tokens-ab-cd01-2e3f4a5b", "transfer_mode": "push"}
+
+
+@pytest.mark.parametrize(
+    ("params", "call_id"),
+    [
+        pytest.param(PUSHED, "ab-cd01", id="pushed"),
+        pytest.param(PUSHED | {"transfer_mode": "pull"}, None, id="pulled"),
+        pytest.param(PUSHED | {"remote_request_id": "cmpl-7"}, None, id="of another endpoint"),
+        pytest.param({"transfer_mode": "push"}, None, id="of no call"),
+    ],
+)
+async def test_a_vllm_that_pushes_finds_the_reading_call_by_the_id_of_its_own(
+    server, decode, params, call_id
+):
+    resume = await first_tokens(server, decode, 3)
+    resume.kv.CopyFrom(kv(params=json.dumps(params).encode()))
+    server.scripts = [whole()]
+    await decode.client.submit(decode.client.message("r1", "", attempt=2, resume=resume, **SAMPLING))
+    assert len((await decode.client.until("r1")).token_ids) == 12
+    read, goes_on = (call.body for call in server.calls)
+    assert (read.get("request_id"), goes_on.get("request_id")) == (call_id, None)
+    assert read["kv_transfer_params"] == params
 
 
 async def test_a_read_names_pictures_as_vllm_does_for_the_class() -> None:
