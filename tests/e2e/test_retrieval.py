@@ -139,7 +139,8 @@ async def test_a_client_that_leaves_takes_its_inputs_with_it(embedder):
         return cluster.metrics("proxy")[0]["triptych_requests_in_flight"] + in_progress()
 
     before = cluster.total("pd", "vllm:prompt_tokens_total")
-    inputs = {"input": [text + " and on" * 60 for text in TEXTS] * 20}
+    # Each begins otherwise: what is cached is not computed, and would not count.
+    inputs = {"input": [f"{number}. {text}" + " and on" * 60 for number, text in enumerate(TEXTS * 20)]}
     asked = asyncio.create_task(embedder.post("/v1/embeddings", inputs))
     await hold("inputs at the PD worker", lambda: in_progress() or asked.done())
     asked.cancel()
