@@ -32,12 +32,14 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two looks at the page: short against a decode step, long against the look.
 _LOOK_SECONDS = 0.0005
-#: Of a step's seconds, those that its first thread computes at least where the others have their cores. On two
-#: cores it was 1.0 with nothing beside, where two threads take 0.6 of the time of one, and 0.45 beside a flood.
+#: Share of a step's seconds that its first thread computes at least where the others have their cores. On two
+#: cores it was 1.0 with nothing beside, where two threads take 0.6 of the time of one, and 0.45 in a flood.
 _COMPUTES = 0.6
 #: Seconds for which steps have one thread after one that has waited: doubled each time, up to the second one,
 #: and halved after a step that has not.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 8.0
+#: Seconds of a step below which it says nothing: an interrupt is as long.
+_SHORT_STEP = 0.005
 
 
 class StepPacer:
@@ -98,8 +100,10 @@ class CoreWaits:
 
     def end(self) -> None:
         """It has ended."""
-        now = self._clock()
-        if self._cpu_clock() - self._cpu_began >= _COMPUTES * (now - self._began):
+        now, cpu = self._clock(), self._cpu_clock() - self._cpu_began
+        if (seconds := now - self._began) < _SHORT_STEP:
+            return
+        if cpu >= _COMPUTES * seconds:
             self._pause = max(self._pause / 2, _FIRST_PAUSE)
             return
         self._until = now + self._pause
