@@ -199,18 +199,38 @@ def test_steps_of_many_rows_take_one_thread_while_others_have_their_cores(path, 
     assert [steps.threads(pacer) for _ in range(3)] == [2, 2, 2]
 
 
+def test_threads_of_a_wide_decoder_are_halved_too_as_often_as_they_wait(path, monkeypatch):
+    monkeypatch.setattr(core_page, "usable_cpus", lambda: 8)
+    steps = Steps()
+    page = CorePage(path, 0, 1, maximum=8)
+    pacer = SharedCores(page, set_threads=steps.given.append, waits=steps.waits)
+    assert [steps.threads(pacer, 0.5, rows=1) for _ in range(5)] == [8, 4, 2, 1, 1]
+    steps.now += 2.0
+    assert [steps.threads(pacer, rows=1) for _ in range(2)] == [8, 8]
+
+
+def test_a_towers_threads_follow_the_page_alone(path, monkeypatch):
+    monkeypatch.setattr(core_page, "usable_cpus", lambda: 2)
+    steps = Steps()
+    tower = SharedCores(CorePage(path, 0, 1, maximum=2), set_threads=steps.given.append, waits=steps.waits)
+    for _ in range(2):
+        with tower:
+            steps.now += 1.0
+    assert steps.given == [2] and steps.waits.limit is None
+
+
 def test_a_pause_doubles_up_to_a_limit_and_halves_when_cores_are_free_again():
     steps = Steps()
 
     def step(seconds: float, cpu: float) -> None:
         steps.waits.begin()
         steps.now, steps.cpu = steps.now + seconds, steps.cpu + cpu
-        steps.waits.end()
+        steps.waits.end(2)
 
     def pause() -> float:
-        """Seconds until steps take several threads again."""
+        """Seconds until steps take all threads again."""
         waited = 0.0
-        while steps.waits.lately:
+        while steps.waits.limit == 1:
             steps.now, waited = steps.now + 0.125, waited + 0.125
         return waited
 
@@ -222,7 +242,7 @@ def test_a_pause_doubles_up_to_a_limit_and_halves_when_cores_are_free_again():
     for _ in range(3):
         step(1.0, 1.0)
     step(0.004, 0.0)
-    assert not steps.waits.lately, "too short to say anything"
+    assert steps.waits.limit is None, "too short to say anything"
     step(1.0, 0.5)
     assert pause() == 1.0
 
