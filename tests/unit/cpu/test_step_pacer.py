@@ -10,7 +10,7 @@ import pytest
 from triptych.base.cpu import core_page
 from triptych.base.cpu import step_pacer as module
 from triptych.base.cpu.core_page import CorePage
-from triptych.base.cpu.step_pacer import FollowsRows, SharedCores, StepPacer, step_pacer
+from triptych.base.cpu.step_pacer import CoreWaits, FollowsRows, SharedCores, StepPacer, step_pacer
 from triptych.base.cpu.threads import OwnCore
 from triptych.base.machine.resources import usable_cpus
 
@@ -129,7 +129,8 @@ def test_a_decoder_keeps_to_its_core_until_a_tower_computes(path):
 def test_a_narrow_decoder_leaves_its_core_for_steps_of_many_rows_and_takes_all_cores(path, monkeypatch):
     monkeypatch.setattr(core_page, "usable_cpus", lambda: 4)
     core, given = _Core(), list[int]()
-    decoder = SharedCores(CorePage(path, 0, 1, maximum=4), core=core, set_threads=given.append, many=64)
+    page = CorePage(path, 0, 1, maximum=4)
+    decoder = SharedCores(page, core=core, set_threads=given.append, many=64, waits=Steps().waits)
     tower = step_pacer(path, 1, 2)
     for rows in (63, 64, 1):
         decoder.plan(rows)
@@ -147,7 +148,7 @@ def test_a_narrow_decoder_leaves_its_core_for_steps_of_many_rows_and_takes_all_c
 
 def test_a_step_of_few_rows_shows_others_one_thread_however_many_the_worker_has_at_least(path, monkeypatch):
     monkeypatch.setattr(core_page, "usable_cpus", lambda: 4)
-    decoder = SharedCores(CorePage(path, 0, 3, maximum=4), many=64)
+    decoder = SharedCores(CorePage(path, 0, 3, maximum=4), many=64, waits=Steps().waits)
     for rows, threads in ((63, 1), (64, 4)):
         decoder.plan(rows)
         with decoder:
@@ -160,6 +161,90 @@ def test_without_a_page_a_narrow_decoders_threads_follow_the_rows_too() -> None:
     for rows in (63, 64, 450, 16, 1, 64):
         pacer.plan(rows)
     assert given == [1, 2, 1, 2], "set when they change, not in every step"
+
+
+class Steps:
+    """Steps of 50 ms on a clock of their own."""
+
+    def __init__(self) -> None:
+        self.now = self.cpu = 0.0
+        self.waits = CoreWaits(lambda: self.now, lambda: self.cpu)
+        self.given: list[int] = []
+
+    def threads(self, pacer: StepPacer, computes: float = 1.0, rows: int = 64) -> int:
+        """Those of a step whose first thread computes for this share of its time."""
+        pacer.plan(rows)
+        with pacer:
+            self.now += 0.05
+            self.cpu += 0.05 * computes
+        return self.given[-1]
+
+
+@pytest.mark.parametrize("with_page", [False, True])
+def test_steps_of_many_rows_take_one_thread_while_others_have_their_cores(path, monkeypatch, with_page):
+    monkeypatch.setattr(core_page, "usable_cpus", lambda: 2)
+    steps = Steps()
+    if with_page:
+        page = CorePage(path, 0, 1, maximum=2)
+        pacer = SharedCores(page, set_threads=steps.given.append, many=64, waits=steps.waits)
+    else:
+        pacer = FollowsRows(2, 64, steps.given.append, steps.waits)
+    assert [steps.threads(pacer, computes) for computes in (1.0, 0.61, 0.59)] == [2, 2, 2]
+    assert [steps.threads(pacer, 0.5) for _ in range(5)] == [1] * 5, "and they are not judged by it"
+    steps.now += 0.01
+    assert steps.threads(pacer, 0.5) == 2, "tried again after a quarter of a second"
+    steps.now += 0.26
+    assert steps.threads(pacer) == 1, "and then after half a second"
+    steps.now += 0.2
+    assert [steps.threads(pacer) for _ in range(3)] == [2, 2, 2]
+
+
+def test_threads_of_a_wide_decoder_are_halved_too_as_often_as_they_wait(path, monkeypatch):
+    monkeypatch.setattr(core_page, "usable_cpus", lambda: 8)
+    steps = Steps()
+    page = CorePage(path, 0, 1, maximum=8)
+    pacer = SharedCores(page, set_threads=steps.given.append, waits=steps.waits)
+    assert [steps.threads(pacer, 0.5, rows=1) for _ in range(5)] == [8, 4, 2, 1, 1]
+    steps.now += 2.0
+    assert [steps.threads(pacer, rows=1) for _ in range(2)] == [8, 8]
+
+
+def test_a_towers_threads_follow_the_page_alone(path, monkeypatch):
+    monkeypatch.setattr(core_page, "usable_cpus", lambda: 2)
+    steps = Steps()
+    tower = SharedCores(CorePage(path, 0, 1, maximum=2), set_threads=steps.given.append, waits=steps.waits)
+    for _ in range(2):
+        with tower:
+            steps.now += 1.0
+    assert steps.given == [2] and steps.waits.limit is None
+
+
+def test_a_pause_doubles_up_to_a_limit_and_halves_when_cores_are_free_again():
+    steps = Steps()
+
+    def step(seconds: float, cpu: float) -> None:
+        steps.waits.begin()
+        steps.now, steps.cpu = steps.now + seconds, steps.cpu + cpu
+        steps.waits.end(2)
+
+    def pause() -> float:
+        """Seconds until steps take all threads again."""
+        waited = 0.0
+        while steps.waits.limit == 1:
+            steps.now, waited = steps.now + 0.125, waited + 0.125
+        return waited
+
+    pauses = []
+    for _ in range(7):
+        step(1.0, 0.5)
+        pauses.append(pause())
+    assert pauses == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0]
+    for _ in range(3):
+        step(1.0, 1.0)
+    step(0.004, 0.0)
+    assert steps.waits.limit is None, "too short to say anything"
+    step(1.0, 0.5)
+    assert pause() == 1.0
 
 
 @pytest.mark.parametrize(("maximum", "many", "follows"), [(2, 64, True), (1, 64, False), (2, 0, False)])

@@ -9,7 +9,8 @@ Threads follow the load: before each layer a worker counts those of the others t
 cores that they leave (`threads_beside`). A tower alone computes on all cores, a decoder beside towers on half
 of its own: a thread that shares its core keeps all threads of its layer waiting.
 
-A narrow decoder computes steps of few rows on one thread, in either mode, and steps with prompts on more.
+A narrow decoder computes steps of few rows on one thread, in either mode, and steps with prompts on more, as
+long as no one else takes their cores (`CoreWaits`). So does a wide one whose threads may change.
 
 While no other worker computes, a PD worker that computes on one thread keeps all its threads on one core
 (`OwnCore`): they take turns by the interpreter's lock, and elsewhere each would first have to wake up.
@@ -31,6 +32,14 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two looks at the page: short against a decode step, long against the look.
 _LOOK_SECONDS = 0.0005
+#: Share of a step's seconds that its first thread computes at least where the others have their cores. On two
+#: cores it was 1.0 with nothing beside, where two threads take 0.6 of the time of one, and 0.45 in a flood.
+_COMPUTES = 0.6
+#: Seconds for which steps have fewer threads after one that has waited: doubled each time, up to the second
+#: number, and halved after a step that has not.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 8.0
+#: Seconds of a step below which it says nothing: an interrupt is as long.
+_SHORT_STEP = 0.005
 
 
 class StepPacer:
@@ -63,20 +72,74 @@ class StepPacer:
         """Gives back what the pacer holds. Idempotent."""
 
 
+class CoreWaits:
+    """How many threads steps take while others have their cores: half of those of a step that waited.
+
+    A proxy, a client or another program on the same cores stops one of a step's threads, and the others wait
+    for it at the end of each operator: the step then takes longer than on half as many. No page shows them.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        cpu_clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """`cpu_clock` has the CPU seconds of the calling thread, which computes the steps."""
+        self._clock, self._cpu_clock = clock, cpu_clock
+        self._began = self._cpu_began = 0.0
+        self._limit: int | None = None
+        self._until, self._pause = -math.inf, _FIRST_PAUSE
+
+    @property
+    def limit(self) -> int | None:
+        """The most threads of the next step; None: as many as there are."""
+        return self._limit if self._clock() < self._until else None
+
+    def begin(self) -> None:
+        """A step of several threads begins."""
+        self._began, self._cpu_began = self._clock(), self._cpu_clock()
+
+    def end(self, threads: int) -> None:
+        """It has ended, with so many threads."""
+        now, cpu = self._clock(), self._cpu_clock() - self._cpu_began
+        if (seconds := now - self._began) < _SHORT_STEP:
+            return
+        if cpu >= _COMPUTES * seconds:
+            self._pause = max(self._pause / 2, _FIRST_PAUSE)
+            return
+        self._limit, self._until = max(1, threads // 2), now + self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+
 class FollowsRows(StepPacer):
     """The pacer of a narrow decoder in mode `free`: one thread for steps of less than `many` rows."""
 
     def __init__(
-        self, threads: int, many: int, set_threads: Callable[[int], None] = use_threads_here
+        self,
+        threads: int,
+        many: int,
+        set_threads: Callable[[int], None] = use_threads_here,
+        waits: CoreWaits | None = None,
     ) -> None:
         self._most, self._many, self._set_threads = threads, many, set_threads
+        self._waits = waits or CoreWaits()
         self._threads = 0
 
     def plan(self, rows: int) -> None:
-        threads = self._most if rows >= self._many else 1
+        threads = 1 if rows < self._many else min(self._most, self._waits.limit or self._most)
         if threads != self._threads:
             self._set_threads(threads)
             self._threads = threads
+
+    def __enter__(self) -> None:
+        if self._threads > 1:
+            self._waits.begin()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._threads > 1:
+            self._waits.end(self._threads)
 
 
 class SharedCores(StepPacer):
@@ -89,6 +152,7 @@ class SharedCores(StepPacer):
         core: OwnCore | None = None,
         set_threads: Callable[[int], None] | None = None,
         many: int = 0,
+        waits: CoreWaits | None = None,
     ) -> None:
         """`core` has the process's threads from a step of one thread that finds no other worker computing
         until one that does: a tower that comes to this core would take half of it.
@@ -98,11 +162,13 @@ class SharedCores(StepPacer):
         """
         self._page = page
         self._many = many
+        self._waits = waits or CoreWaits()
         self._most: int | None = None
         self._interval = interval
         self._core = core
         self._set_threads = set_threads
         self._threads = 0
+        self._planned = False
         self._begun = -math.inf
 
     def wait(self, share: float = 1.0) -> None:
@@ -118,13 +184,19 @@ class SharedCores(StepPacer):
         self._page.end()
 
     def plan(self, rows: int) -> None:
-        self._most = 1 if rows < self._many else None
+        self._most = 1 if rows < self._many else self._waits.limit
+        self._planned = True
         if self._core is None:
             return
         if self._page.alone and (self._most == 1 or not self._many):
             self._core.pin()
         else:
             self._core.unpin()
+
+    @property
+    def _watches(self) -> bool:
+        """Whether this is a decoder's step of several threads, whose number may change."""
+        return self._planned and self._threads > 1
 
     def choose_threads(self) -> None:
         threads = self._page.begin(self._most)
@@ -134,11 +206,15 @@ class SharedCores(StepPacer):
 
     def __enter__(self) -> None:
         self.choose_threads()
+        if self._watches:
+            self._waits.begin()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Others see this worker compute until `rest`: between two steps it needs its cores still."""
+        if self._watches:
+            self._waits.end(self._threads)
 
     def close(self) -> None:
         self._page.end()
