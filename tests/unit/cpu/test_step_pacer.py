@@ -236,14 +236,14 @@ def test_a_pause_doubles_up_to_a_limit_and_halves_when_cores_are_free_again():
 
     pauses = []
     for _ in range(7):
-        step(1.0, 0.1)
+        step(1.0, 0.05)
         pauses.append(pause())
     assert pauses == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0]
     for _ in range(3):
         step(1.0, 1.0)
     step(0.004, 0.0)
     assert steps.waits.limit is None, "too short to say anything"
-    step(1.0, 0.1)
+    step(1.0, 0.05)
     assert pause() == 1.0
 
 

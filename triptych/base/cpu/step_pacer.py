@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 #: Seconds between two looks at the page: short against a decode step, long against the look.
 _LOOK_SECONDS = 0.0005
 #: Share of steps' seconds that their first thread computes at least where the others have their cores. On two
-#: cores it was 0.8 to 1.0 with nothing beside, where two threads take 0.6 of the time of one, and 0.45 beside a
-#: busy loop or in a flood.
+#: cores it was 0.8 to 1.0 with nothing beside, where two threads take 0.6 of the time of one, and 0.45 beside
+#: a busy loop or in a flood.
 _COMPUTES = 0.55
 #: Seconds for which steps have fewer threads after some that have waited: doubled each time, up to the second
 #: number, and halved after a step that has not.
