@@ -189,7 +189,7 @@ def test_steps_of_many_rows_take_one_thread_while_others_have_their_cores(path, 
         pacer = SharedCores(page, set_threads=steps.given.append, many=64, waits=steps.waits)
     else:
         pacer = FollowsRows(2, 64, steps.given.append, steps.waits)
-    assert [steps.threads(pacer, computes) for computes in (1.0, 0.61, 0.59)] == [2, 2, 2]
+    assert [steps.threads(pacer, computes) for computes in (1.0, 0.3, 1.0, 0.5, 0.41)] == [2] * 5
     assert [steps.threads(pacer, 0.5) for _ in range(5)] == [1] * 5, "and they are not judged by it"
     steps.now += 0.01
     assert steps.threads(pacer, 0.5) == 2, "tried again after a quarter of a second"
@@ -204,7 +204,7 @@ def test_threads_of_a_wide_decoder_are_halved_too_as_often_as_they_wait(path, mo
     steps = Steps()
     page = CorePage(path, 0, 1, maximum=8)
     pacer = SharedCores(page, set_threads=steps.given.append, waits=steps.waits)
-    assert [steps.threads(pacer, 0.5, rows=1) for _ in range(5)] == [8, 4, 2, 1, 1]
+    assert [steps.threads(pacer, 0.3, rows=1) for _ in range(6)] == [8, 8, 4, 2, 1, 1]
     steps.now += 2.0
     assert [steps.threads(pacer, rows=1) for _ in range(2)] == [8, 8]
 
@@ -236,14 +236,14 @@ def test_a_pause_doubles_up_to_a_limit_and_halves_when_cores_are_free_again():
 
     pauses = []
     for _ in range(7):
-        step(1.0, 0.5)
+        step(1.0, 0.05)
         pauses.append(pause())
     assert pauses == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0]
     for _ in range(3):
         step(1.0, 1.0)
     step(0.004, 0.0)
     assert steps.waits.limit is None, "too short to say anything"
-    step(1.0, 0.5)
+    step(1.0, 0.05)
     assert pause() == 1.0
 
 

@@ -32,10 +32,11 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two looks at the page: short against a decode step, long against the look.
 _LOOK_SECONDS = 0.0005
-#: Share of a step's seconds that its first thread computes at least where the others have their cores. On two
-#: cores it was 1.0 with nothing beside, where two threads take 0.6 of the time of one, and 0.45 in a flood.
-_COMPUTES = 0.6
-#: Seconds for which steps have fewer threads after one that has waited: doubled each time, up to the second
+#: Share of steps' seconds that their first thread computes at least where the others have their cores. On two
+#: cores it was 0.8 to 1.0 with nothing beside, where two threads take 0.6 of the time of one, and 0.45 beside
+#: a busy loop or in a flood.
+_COMPUTES = 0.55
+#: Seconds for which steps have fewer threads after some that have waited: doubled each time, up to the second
 #: number, and halved after a step that has not.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 8.0
 #: Seconds of a step below which it says nothing: an interrupt is as long.
@@ -73,7 +74,7 @@ class StepPacer:
 
 
 class CoreWaits:
-    """How many threads steps take while others have their cores: half of those of a step that waited.
+    """How many threads steps take while others have their cores: half of those of steps that waited.
 
     A proxy, a client or another program on the same cores stops one of a step's threads, and the others wait
     for it at the end of each operator: the step then takes longer than on half as many. No page shows them.
@@ -89,6 +90,8 @@ class CoreWaits:
         self._began = self._cpu_began = 0.0
         self._limit: int | None = None
         self._until, self._pause = -math.inf, _FIRST_PAUSE
+        #: Of a step's seconds, what its first thread has computed: half of it the last step's.
+        self._share = 1.0
 
     @property
     def limit(self) -> int | None:
@@ -104,9 +107,13 @@ class CoreWaits:
         now, cpu = self._clock(), self._cpu_clock() - self._cpu_began
         if (seconds := now - self._began) < _SHORT_STEP:
             return
-        if cpu >= _COMPUTES * seconds:
+        # One step that waited is nobody's load: an event loop of the process may have had the interpreter.
+        self._share = (self._share + cpu / seconds) / 2
+        if self._share >= _COMPUTES:
             self._pause = max(self._pause / 2, _FIRST_PAUSE)
             return
+        # The next one of as many threads decides alone.
+        self._share = _COMPUTES
         self._limit, self._until = max(1, threads // 2), now + self._pause
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
