@@ -209,6 +209,26 @@ def test_threads_of_a_wide_decoder_are_halved_too_as_often_as_they_wait(path, mo
     assert [steps.threads(pacer, rows=1) for _ in range(2)] == [8, 8]
 
 
+def test_half_of_the_threads_that_have_their_cores_do_not_bring_the_others_back_sooner(path, monkeypatch):
+    monkeypatch.setattr(core_page, "usable_cpus", lambda: 8)
+    steps = Steps()
+    page = CorePage(path, 0, 1, maximum=8)
+    pacer = SharedCores(page, set_threads=steps.given.append, waits=steps.waits)
+
+    def threads_until_all_are_tried() -> list[int]:
+        """Of the steps before one of eight threads, which waits."""
+        found = []
+        while (threads := steps.threads(pacer, 1.0 if steps.waits.limit else 0.1)) != 8:
+            found.append(threads)
+        return found
+
+    steps.threads(pacer, 0.1)
+    steps.threads(pacer, 0.1)
+    counts = [threads_until_all_are_tried() for _ in range(3)]
+    assert {threads for found in counts for threads in found} == {4}
+    assert [len(found) for found in counts] == [5, 10, 20], "a quarter of a second, a half, a whole one"
+
+
 def test_a_towers_threads_follow_the_page_alone(path, monkeypatch):
     monkeypatch.setattr(core_page, "usable_cpus", lambda: 2)
     steps = Steps()

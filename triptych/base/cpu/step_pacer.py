@@ -89,6 +89,7 @@ class CoreWaits:
         self._clock, self._cpu_clock = clock, cpu_clock
         self._began = self._cpu_began = 0.0
         self._limit: int | None = None
+        self._limited = False
         self._until, self._pause = -math.inf, _FIRST_PAUSE
         #: Of a step's seconds, what its first thread has computed: half of it the last step's.
         self._share = 1.0
@@ -100,22 +101,24 @@ class CoreWaits:
 
     def begin(self) -> None:
         """A step of several threads begins."""
+        self._limited = self.limit is not None
         self._began, self._cpu_began = self._clock(), self._cpu_clock()
 
     def end(self, threads: int) -> None:
-        """It has ended, with so many threads."""
+        """The step has ended; it had this many threads."""
         now, cpu = self._clock(), self._cpu_clock() - self._cpu_began
         if (seconds := now - self._began) < _SHORT_STEP:
             return
         # One step that waited is nobody's load: an event loop of the process may have had the interpreter.
-        self._share = (self._share + cpu / seconds) / 2
-        if self._share >= _COMPUTES:
+        share = (self._share + cpu / seconds) / 2
+        if share < _COMPUTES:
+            # The next one of as many threads decides alone.
+            self._share = _COMPUTES
+            self._limit, self._until = max(1, threads // 2), now + self._pause
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        elif not self._limited:  # that fewer threads have their cores says nothing of all
+            self._share = share
             self._pause = max(self._pause / 2, _FIRST_PAUSE)
-            return
-        # The next one of as many threads decides alone.
-        self._share = _COMPUTES
-        self._limit, self._until = max(1, threads // 2), now + self._pause
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
 
 class FollowsRows(StepPacer):
