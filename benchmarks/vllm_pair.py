@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.kills.load import Load, bodies
 from benchmarks.kills.processes import Processes
-from benchmarks.kills.systems import DTYPE, Place, System, fed_vllm, front
+from benchmarks.kills.systems import X
 from triptych.apps.launch.cluster_state import registered_workers
 from triptych.base.errors import ConfigError
 from triptych.pd_worker.vllm.kv_transfer import transfer_config
@@ -31,7 +31,7 @@ _FIRST = 8
 def pair(place: Place, threshold: int | None) -> System:
     """A core for each; KV by NIXL for prompts from `threshold` tokens on. None: both do all, without it."""
     apart = threshold is not None
-    services, store, url = front(place, *(("--prefill-threshold", str(threshold)) if apart else ()))
+    services, store, url = common_services(place, *(("--prefill-threshold", str(threshold)) if apart else ()))
     for core, role in enumerate(ROLES):
         port, side = place.ports[2 + core], place.ports[4 + core]
         words, roles = list(_BLOCKS), []

@@ -82,8 +82,8 @@ class Place:
         }
 
 
-def front(place: Place, *proxy_words: str) -> tuple[list[Service], str, str]:
-    """Store, encoder worker and proxy, which all of ours have; the store's and the proxy's address."""
+def common_services(place: Place, *proxy_words: str) -> tuple[list[Service], str, str]:
+    """The store, the encoder worker and the proxy of each of our systems, and the addresses of store and proxy."""
     store, proxy = f"redis://127.0.0.1:{place.ports[0]}/0", place.ports[1]
     server = [str(find_server_binary()), "--port", str(place.ports[0]), "--bind", "127.0.0.1", "--save", ""]
     server += ["--maxmemory", "512mb", "--maxmemory-policy", "volatile-lru", "--dir", str(place.folder)]
@@ -100,14 +100,14 @@ _OURS = {ENCODER: "encoder", STORE: "store", PROXY: "proxy"}
 
 
 def native(place: Place) -> System:
-    services, store, url = front(place)
+    services, store, url = common_services(place)
     services.append(place.ours("pd", place.model, *DTYPE, *_NATIVE, "--store", store))
     return System(services, url, "", {**_OURS, DECODER: "pd"})
 
 
 def native_epd(place: Place) -> System:
     """Encode, prefill and decode apart: every prompt is computed by one worker and continued by the other."""
-    services, store, url = front(place, "--prefill-threshold", "0")
+    services, store, url = common_services(place, "--prefill-threshold", "0")
     for role in ("prefill", "decode"):
         words = ("pd", place.model, *DTYPE, *_NATIVE, "--role", role, "--store", store)
         services.append(place.ours(*words, name=role))
@@ -137,7 +137,7 @@ def fed_vllm(place: Place, name: str, port: int, core: int, store: str, *words: 
 
 
 def before_vllm(place: Place) -> System:
-    services, store, url = front(place)
+    services, store, url = common_services(place)
     port = place.ports[2]
     services.append(fed_vllm(place, "vllm", port, 1, store))
     engine = ("--engine", "vllm", "--engine-url", f"http://127.0.0.1:{port}")

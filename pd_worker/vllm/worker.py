@@ -120,17 +120,7 @@ class VLLMWorker(PDWorker):
         model_class = class_of(
             family_of(Path(config.model)).architecture, generic=config.engine_class == "generic"
         )
-        transfer = None
-        if moves:
-            self.streams.offers_at_first_token = False
-            transfer = KVTransfer(
-                connection.client,
-                self._offer if config.role == PREFILL else None,
-                lambda result: metrics.kv_transfers.labels(model.name, result).inc(),
-                lambda: connection.health.kv_usage,
-                lambda: connection.health.speculates,
-                model_class.image_kind,
-            )
+        transfer = self._kv_transfer(connection, model_class.image_kind) if moves else None
         self.engine = VLLMEngine(
             config,
             connection.client,
@@ -158,6 +148,18 @@ class VLLMWorker(PDWorker):
             adapters={adapter.key: adapter.name for adapter in adapters},
         )
         self._watch: asyncio.Task[None] | None = None
+
+    def _kv_transfer(self, connection: EngineConnection, image_kind: str) -> KVTransfer:
+        self.streams.offers_at_first_token = False
+        name, health, results = self._model.name, connection.health, self._metrics.kv_transfers
+        return KVTransfer(
+            connection.client,
+            self._offer if self._config.role == PREFILL else None,
+            lambda result: results.labels(name, result).inc(),
+            lambda: health.kv_usage,
+            lambda: health.speculates,
+            image_kind,
+        )
 
     def _offer(self, request: EngineRequest, kv: KeptKV) -> None:
         self.streams.offer(request.proxy_id, request.request_id, request.attempt, kv)
