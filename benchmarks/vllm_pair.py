@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.kills.load import Load, bodies
 from benchmarks.kills.processes import Processes
-from benchmarks.kills.systems import X
+from benchmarks.kills.systems import DTYPE, Place, System, common_services, fed_vllm
 from triptych.apps.launch.cluster_state import registered_workers
 from triptych.base.errors import ConfigError
 from triptych.pd_worker.vllm.kv_transfer import transfer_config

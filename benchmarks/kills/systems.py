@@ -83,7 +83,7 @@ class Place:
 
 
 def common_services(place: Place, *proxy_words: str) -> tuple[list[Service], str, str]:
-    """The store, the encoder worker and the proxy of each of our systems, and the addresses of store and proxy."""
+    """Store, encoder worker and proxy of each of our systems, and the addresses of store and proxy."""
     store, proxy = f"redis://127.0.0.1:{place.ports[0]}/0", place.ports[1]
     server = [str(find_server_binary()), "--port", str(place.ports[0]), "--bind", "127.0.0.1", "--save", ""]
     server += ["--maxmemory", "512mb", "--maxmemory-policy", "volatile-lru", "--dir", str(place.folder)]
