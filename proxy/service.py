@@ -21,7 +21,6 @@ from triptych.base.config import (
     check_drain_timeout,
     check_front_door,
     check_scaling,
-    check_times,
     is_loopback,
 )
 from triptych.base.edges import load_edge
@@ -89,7 +88,6 @@ async def run(config: ProxyConfig) -> None:
     check_stall_timeout(config.stall_timeout)
     check_drain_timeout(config.drain_timeout)
     check_scaling(config.scaling)
-    check_times(config)
     check_tracing(config)
     bound_heap()
     keys = _key_ring(config)
