@@ -29,6 +29,7 @@ from triptych.base.errors import ConfigError
 from triptych.base.machine.heap import bound_heap, collect_rarely
 from triptych.base.metrics import ProxyMetrics, show_expiry
 from triptych.base.rpc.channels import listen, make_server
+from triptych.base.rpc.ports import refused_port
 from triptych.base.rpc.tls.certificates import ProxyCertificates, proxy_certificates
 from triptych.base.scaling import ScalingDecision
 from triptych.base.status_server import ServiceStatus, StatusServer, status_server
@@ -50,7 +51,7 @@ from triptych.proxy.http.endpoint import BodyMiddleware
 from triptych.proxy.http.hosts import HostMiddleware, own_names
 from triptych.proxy.http.peers import TrustedProxies
 from triptych.proxy.http.refusals import RefusalMiddleware, Refusals
-from triptych.proxy.http.server import HttpServer, bind, port_error
+from triptych.proxy.http.server import HttpServer, bind
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.openai.app import make_app
 from triptych.proxy.openai.chat.endpoint import ApiLimits
@@ -277,8 +278,8 @@ class ProxyProcess:
         address = f"{config.host}:{config.grpc_port}"
         try:
             port = listen(server, address, self.certificates.front_door, mutual=False)
-        except RuntimeError as error:
-            raise ConfigError(port_error("--grpc-port", config.host, config.grpc_port, error)) from None
+        except RuntimeError:
+            raise refused_port(config.host, config.grpc_port, "--grpc-port") from None
         await server.start()
         self.stack.push_async_callback(server.stop, 1.0)
         connections.port = port
