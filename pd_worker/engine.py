@@ -243,6 +243,8 @@ class Engine:
         """The step's result; raises DeviceLost where the device fails for good."""
         if output.computes:
             self._pacer.plan(output.rows)
+            if self._pacer.limited:
+                self._metrics.limited()
         if not output.computes:
             result = self.runner.execute(output)
         elif self._warm:

@@ -167,4 +167,5 @@ def _step_pacer(config: PDConfig, model: LoadedModel) -> StepPacer:
         interval=config.step_interval,
         own_core=config.keep_core,
         many=many,
+        follows=alone and config.device == "cpu",
     )

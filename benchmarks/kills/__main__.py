@@ -231,7 +231,9 @@ def main() -> None:
     )
     parser.add_argument("peer", nargs="?", type=Path)
     parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("--systems", default=",".join(SYSTEMS))
+    parser.add_argument(
+        "--systems", default=",".join(SYSTEMS), help="answers are compared with those of native, where it ran"
+    )
     parser.add_argument("--faults", default="*", help="a pattern of their names")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=math.inf, help="after which no trial is begun")

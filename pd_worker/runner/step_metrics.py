@@ -50,6 +50,10 @@ class StepMetrics:
         """Counts a step that was a replay of a decode graph."""
         self._metrics.graph_steps.inc()
 
+    def limited(self) -> None:
+        """Counts a step on fewer threads than there are, since others had the cores."""
+        self._metrics.limited_steps.inc()
+
     def _gauges(self, stats: SchedulerStats) -> None:
         metrics, items = self._metrics, stats.items
         gauges = (

@@ -135,6 +135,9 @@ class PDMetrics(_Metrics):
         "triptych_pd_overlap_lost_tokens", "those of them that were evicted before their request started"
     )
     graph_steps = _counter("triptych_pd_graph_steps", "steps replayed as a decode graph")
+    limited_steps = _counter(
+        "triptych_pd_limited_steps", "steps on fewer CPU threads, since other programs had the cores"
+    )
 
     kv_blocks_used = _gauge("triptych_pd_kv_blocks_used", "KV blocks that requests hold")
     cross_tables = _gauge("triptych_pd_cross_tables", "cross-attention tables that requests share")

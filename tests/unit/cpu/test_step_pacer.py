@@ -170,10 +170,12 @@ class Steps:
         self.now = self.cpu = 0.0
         self.waits = CoreWaits(lambda: self.now, lambda: self.cpu)
         self.given: list[int] = []
+        self.limited: list[bool] = []
 
     def threads(self, pacer: StepPacer, computes: float = 1.0, rows: int = 64) -> int:
         """Those of a step whose first thread computes for this share of its time."""
         pacer.plan(rows)
+        self.limited.append(pacer.limited)
         with pacer:
             self.now += 0.05
             self.cpu += 0.05 * computes
@@ -199,14 +201,20 @@ def test_steps_of_many_rows_take_one_thread_while_others_have_their_cores(path, 
     assert [steps.threads(pacer) for _ in range(3)] == [2, 2, 2]
 
 
-def test_threads_of_a_wide_decoder_are_halved_too_as_often_as_they_wait(path, monkeypatch):
+@pytest.mark.parametrize("with_page", [False, True])
+def test_threads_of_a_wide_decoder_are_halved_too_as_often_as_they_wait(path, monkeypatch, with_page):
     monkeypatch.setattr(core_page, "usable_cpus", lambda: 8)
     steps = Steps()
-    page = CorePage(path, 0, 1, maximum=8)
-    pacer = SharedCores(page, set_threads=steps.given.append, waits=steps.waits)
+    if with_page:
+        page = CorePage(path, 0, 1, maximum=8)
+        pacer = SharedCores(page, set_threads=steps.given.append, waits=steps.waits)
+    else:
+        pacer = FollowsRows(8, 0, steps.given.append, steps.waits)
     assert [steps.threads(pacer, 0.3, rows=1) for _ in range(6)] == [8, 8, 4, 2, 1, 1]
+    assert steps.limited == [False, False, True, True, True, True]
     steps.now += 2.0
     assert [steps.threads(pacer, rows=1) for _ in range(2)] == [8, 8]
+    assert not steps.limited[-1]
 
 
 def test_half_of_the_threads_that_have_their_cores_do_not_bring_the_others_back_sooner(path, monkeypatch):
@@ -267,9 +275,11 @@ def test_a_pause_doubles_up_to_a_limit_and_halves_when_cores_are_free_again():
     assert pause() == 1.0
 
 
-@pytest.mark.parametrize(("maximum", "many", "follows"), [(2, 64, True), (1, 64, False), (2, 0, False)])
-def test_without_a_page_only_a_narrow_decoder_of_several_cores_changes_its_threads(maximum, many, follows):
-    assert isinstance(step_pacer("", 0, 1, maximum=maximum, many=many), FollowsRows) == follows
+@pytest.mark.parametrize(
+    ("maximum", "follows", "changes"), [(2, True, True), (1, True, False), (2, False, False)]
+)
+def test_without_a_page_a_decoder_of_several_cores_changes_its_threads(maximum, follows, changes):
+    assert isinstance(step_pacer("", 0, 1, maximum=maximum, follows=follows), FollowsRows) == changes
 
 
 @pytest.mark.parametrize(

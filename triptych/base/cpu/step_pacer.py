@@ -10,7 +10,7 @@ cores that they leave (`threads_beside`). A tower alone computes on all cores, a
 of its own: a thread that shares its core keeps all threads of its layer waiting.
 
 A narrow decoder computes steps of few rows on one thread, in either mode, and steps with prompts on more, as
-long as no one else takes their cores (`CoreWaits`). So does a wide one whose threads may change.
+long as no one else takes their cores (`CoreWaits`). So does a wide one, all of its steps.
 
 While no other worker computes, a PD worker that computes on one thread keeps all its threads on one core
 (`OwnCore`): they take turns by the interpreter's lock, and elsewhere each would first have to wake up.
@@ -45,6 +45,9 @@ _SHORT_STEP = 0.005
 
 class StepPacer:
     """What an engine calls around its steps, in mode `free`. `with pacer:` encloses those that compute."""
+
+    #: Whether the planned step has fewer threads, since others have their cores.
+    limited = False
 
     def wait(self, share: float = 1.0) -> None:
         """Returns when a busy engine's next step may begin.
@@ -122,7 +125,7 @@ class CoreWaits:
 
 
 class FollowsRows(StepPacer):
-    """The pacer of a narrow decoder in mode `free`: one thread for steps of less than `many` rows."""
+    """The pacer of a decoder in mode `free`: one thread for steps of less than `many` rows."""
 
     def __init__(
         self,
@@ -136,7 +139,9 @@ class FollowsRows(StepPacer):
         self._threads = 0
 
     def plan(self, rows: int) -> None:
-        threads = 1 if rows < self._many else min(self._most, self._waits.limit or self._most)
+        limit = None if rows < self._many else self._waits.limit
+        self.limited = limit is not None
+        threads = 1 if rows < self._many else min(self._most, limit or self._most)
         if threads != self._threads:
             self._set_threads(threads)
             self._threads = threads
@@ -194,7 +199,9 @@ class SharedCores(StepPacer):
         self._page.end()
 
     def plan(self, rows: int) -> None:
-        self._most = 1 if rows < self._many else self._waits.limit
+        limit = None if rows < self._many else self._waits.limit
+        self.limited = limit is not None
+        self._most = 1 if rows < self._many else limit
         self._planned = True
         if self._core is None:
             return
@@ -241,14 +248,16 @@ def step_pacer(
     interval: float = 0.0,
     own_core: bool = False,
     many: int = 0,
+    follows: bool = False,
 ) -> StepPacer:
     """The pacer of a worker that computes on `threads`: by --core-page and --core-slot, or `free` without.
 
     Where other workers leave cores it computes on up to `maximum`, but steps of less than `many` rows on one
     thread. `own_core` is for a worker of one thread, in those steps: more would have to share the core.
+    `follows`: without a page, threads may be fewer than `maximum`.
     """
     if not page:
-        return FollowsRows(maximum, many) if many and maximum > 1 else StepPacer()
+        return FollowsRows(maximum, many) if follows and maximum > 1 else StepPacer()
     core = _own_core() if own_core and (many or max(threads, maximum) == 1) else None
     set_threads = use_threads_here if maximum > threads else None
     return SharedCores(CorePage(page, slot, threads, maximum), interval, core, set_threads, many)

@@ -12,7 +12,7 @@ import torch
 from support.engine.engine_cell import Checkpoint, EngineCell, Prompt, engine_cell, reference
 from support.engine.engine_events import kind
 from support.engine.engine_requests import CountingText
-from triptych.base.cpu.step_pacer import FollowsRows, StepPacer
+from triptych.base.cpu.step_pacer import CoreWaits, FollowsRows, StepPacer
 from triptych.base.cpu.threads import use_threads_here
 from triptych.base.engine_beat import BusyClock
 from triptych.base.errors import InternalError, InvalidRequest, Unavailable
@@ -347,8 +347,8 @@ def test_the_answer_is_the_same_while_the_number_of_threads_changes_and_then_the
 class _Rows(FollowsRows):
     """Two threads from 8 rows on, however many cores there are; notes what each step had."""
 
-    def __init__(self) -> None:
-        super().__init__(2, 8)
+    def __init__(self, waits: CoreWaits) -> None:
+        super().__init__(2, 8, waits=waits)
         self.steps: list[tuple[int, int]] = []
 
     def plan(self, rows: int) -> None:
@@ -356,14 +356,26 @@ class _Rows(FollowsRows):
         self.steps.append((rows, torch.get_num_threads()))
 
 
-def test_prompts_on_two_threads_and_decodes_on_one_give_what_generate_gives() -> None:
-    pacer, checkpoint = _Rows(), Checkpoint.open("qwen3_vl")
+class _OthersHaveCores(CoreWaits):
+    limit = 1
+
+
+@pytest.mark.parametrize(
+    ("waits", "of_prompts", "limited"),
+    [(CoreWaits(lambda: 0.0, lambda: 0.0), 2, False), (_OthersHaveCores(), 1, True)],
+)
+def test_prompts_on_two_threads_and_decodes_on_one_give_what_generate_gives(
+    waits: CoreWaits, of_prompts: int, limited: bool
+) -> None:
+    pacer, checkpoint = _Rows(waits), Checkpoint.open("qwen3_vl")
     try:
         with engine_cell(checkpoint, pacer=pacer) as cell:
             prompts = [ONE, TWO, TEXT]
             wanted = [reference(checkpoint.path, prompt, 8).token_ids for prompt in prompts]
             assert cell.answer(prompts, 8) == wanted
+            counted = cell.metric("triptych_pd_limited_steps_total")
     finally:
         torch.set_num_threads(1)
     assert {threads for rows, threads in pacer.steps if rows < 8} == {1}
-    assert {threads for rows, threads in pacer.steps if rows >= 8} == {2}
+    assert {threads for rows, threads in pacer.steps if rows >= 8} == {of_prompts}
+    assert counted == (limited and sum(rows >= 8 for rows, _ in pacer.steps))
