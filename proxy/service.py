@@ -21,7 +21,6 @@ from triptych.base.config import (
     check_drain_timeout,
     check_front_door,
     check_scaling,
-    check_times,
     is_loopback,
 )
 from triptych.base.edges import load_edge
@@ -30,6 +29,7 @@ from triptych.base.errors import ConfigError
 from triptych.base.machine.heap import bound_heap, collect_rarely
 from triptych.base.metrics import ProxyMetrics, show_expiry
 from triptych.base.rpc.channels import listen, make_server
+from triptych.base.rpc.ports import refused_port
 from triptych.base.rpc.tls.certificates import ProxyCertificates, proxy_certificates
 from triptych.base.scaling import ScalingDecision
 from triptych.base.status_server import ServiceStatus, StatusServer, status_server
@@ -51,7 +51,7 @@ from triptych.proxy.http.endpoint import BodyMiddleware
 from triptych.proxy.http.hosts import HostMiddleware, own_names
 from triptych.proxy.http.peers import TrustedProxies
 from triptych.proxy.http.refusals import RefusalMiddleware, Refusals
-from triptych.proxy.http.server import HttpServer, bind, port_error
+from triptych.proxy.http.server import HttpServer, bind
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.openai.app import make_app
 from triptych.proxy.openai.chat.endpoint import ApiLimits
@@ -89,7 +89,6 @@ async def run(config: ProxyConfig) -> None:
     check_stall_timeout(config.stall_timeout)
     check_drain_timeout(config.drain_timeout)
     check_scaling(config.scaling)
-    check_times(config)
     check_tracing(config)
     bound_heap()
     keys = _key_ring(config)
@@ -279,8 +278,8 @@ class ProxyProcess:
         address = f"{config.host}:{config.grpc_port}"
         try:
             port = listen(server, address, self.certificates.front_door, mutual=False)
-        except RuntimeError as error:
-            raise ConfigError(port_error("--grpc-port", config.host, config.grpc_port, error)) from None
+        except RuntimeError:
+            raise refused_port(config.host, config.grpc_port, "--grpc-port") from None
         await server.start()
         self.stack.push_async_callback(server.stop, 1.0)
         connections.port = port
@@ -379,12 +378,16 @@ async def _connect(url: str, stop: asyncio.Event) -> EmbeddingStore | None:
     if not url:
         raise ConfigError("--store is missing: say --store redis://host:port/0 or unix:///path")
     deadline = asyncio.get_running_loop().time() + STORE_SECONDS
+    told = ""
     while not stop.is_set():
         try:
             return await EmbeddingStore.connect(url)
         except StoreUnavailable as error:
             if asyncio.get_running_loop().time() > deadline:
                 raise ConfigError(f"--store: the store does not answer: {error}") from None
+            if told != str(error):
+                told = str(error)
+                logger.warning("waits up to %g s for the store: %s", STORE_SECONDS, told)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), 0.5)
     return None

@@ -15,8 +15,8 @@ from collections.abc import Coroutine
 from dataclasses import replace
 
 from triptych.base.config.tls import TlsFiles
-from triptych.base.errors import ConfigError
 from triptych.base.rpc.internal_token import TOKEN_HEADER, InternalToken
+from triptych.base.rpc.ports import refused_port
 from triptych.base.rpc.tls.certificates import Certificates
 from triptych.base.rpc.tls.material import TlsMaterial, read_material
 from triptych.ec_connector.base import DirectTransfer
@@ -209,7 +209,7 @@ def _bound(host: str, port: int) -> socket.socket:
         sock.bind((host, port))
     except OSError as error:
         sock.close()
-        raise ConfigError(f"--ec-transfer-port {port} on {host} is taken: choose another one") from error
+        raise refused_port(host, port, "--ec-transfer-port", error.strerror or str(error)) from error
     return sock
 
 

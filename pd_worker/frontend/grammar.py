@@ -280,7 +280,15 @@ def _refusal(reason: str) -> InvalidRequest:
 
 
 def _first_line(text: str) -> str:
-    """The parser's complaint on one line; keywords of schemas that it lacks by their names."""
+    """The parser's complaint on one line; keywords of schemas that it lacks by their names.
+
+    Of a regular expression it draws the place and says what is wrong in the last line.
+    """
+    if "regex parse error" in text and (reason := re.search(r"^error: (.+)$", text, re.MULTILINE)):
+        drawn = text.partition("regex parse error:")[2].strip().split("\n", 1)[0]
+        return f"the regular expression {drawn[:200]} cannot be read: {reason[1][:90]}"
+    if text.startswith("NoExtension"):
+        return "no text fits it: does a part need itself, as by $ref, without an end?"
     line = text.strip().split("\n", 1)[0][:300]
     if lacking := re.findall(r'"([^"]+)"', line.partition("Unimplemented keys:")[2]):
         names = f"{', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'}"

@@ -15,7 +15,14 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.base.config import format_size
-from triptych.base.errors import InternalError, InvalidRequest, MethodNotAllowed, RequestError, TooLarge
+from triptych.base.errors import (
+    InternalError,
+    InvalidRequest,
+    MethodNotAllowed,
+    RequestError,
+    TooLarge,
+    printable,
+)
 from triptych.base.log import log_fields
 from triptych.proxy.http.field_names import ignored_header, names_of
 from triptych.proxy.http.json_body import FEW_VALUES, count_values, error_event, error_json, retry_after
@@ -99,6 +106,12 @@ class PostEndpoint(ABC, Generic[P]):
             await reply.error(InternalError("an unexpected error in the proxy"))
 
     async def _request(self, headers: dict[bytes, bytes], receive: Receive, reply: HttpReply) -> P:
+        if (coding := headers.get(b"content-encoding", b"identity")).lower() != b"identity":
+            named = printable(coding[:40].decode("latin-1"))
+            raise InvalidRequest(
+                f"bodies are not unpacked here, and Content-Encoding is {named}: send it as it is",
+                param="body",
+            )
         raw = await self._read(headers, receive)
         if not raw:
             raise InvalidRequest(f"the request body is empty: {self.expected}", param="body")

@@ -11,7 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.base.config import ProxyConfig
-from triptych.base.errors import ConfigError
+from triptych.base.rpc.ports import refused_port
 from triptych.base.rpc.tls.certificates import Certificates
 from triptych.proxy.http.connections import ConnectionLimits, Sweeper, connection_class
 from triptych.proxy.http.listener import ClientListener, Handshakes
@@ -32,16 +32,9 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise ConfigError(port_error("--port", host, port, error)) from None
+        raise refused_port(host, port, "--port", error.strerror or str(error)) from None
     listener.setblocking(False)
     return listener
-
-
-def port_error(flag: str, host: str, port: int, error: OSError | RuntimeError) -> str:
-    """The message for a port that cannot be bound; `flag` is the one that sets it."""
-    if isinstance(error, OSError) and error.errno not in (98, 48, 10048):
-        return f"cannot listen on {host}:{port}: {error.strerror}"
-    return f"port {port} is taken: {flag} N picks another"
 
 
 class ClosingMiddleware:

@@ -83,7 +83,7 @@ def test_it_is_reached_where_it_is_bound(bound: str, asked: str) -> None:
 
 def test_a_taken_port_is_a_config_error(page: StatusServer) -> None:
     with (
-        pytest.raises(ConfigError, match="--metrics-port .* is taken"),
+        pytest.raises(ConfigError, match="--metrics-port .* picks another"),
         status_server("127.0.0.1", page.server_port, ServiceStatus()),
     ):
         pass

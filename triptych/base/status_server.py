@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry, MetricsHandler
 
-from triptych.base.errors import ConfigError
+from triptych.base.rpc.ports import refused_port
 
 
 class ServicePhase(enum.Enum):
@@ -192,7 +192,7 @@ def status_server(host: str, port: int, status: ServiceStatus) -> Iterator[Statu
     try:
         server = StatusServer(host, port, status)
     except OSError as error:
-        raise ConfigError(f"--metrics-port {port} is taken: choose another one") from error
+        raise refused_port(host, port, "--metrics-port", error.strerror or str(error)) from error
     thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="status", daemon=True)
     thread.start()
     try:

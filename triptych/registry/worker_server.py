@@ -15,12 +15,12 @@ from prometheus_client import CollectorRegistry
 
 from triptych.base.config import WorkerConfig, check_advertise, check_worker_encryption, is_loopback
 from triptych.base.engine_beat import BusyClock
-from triptych.base.errors import ConfigError
 from triptych.base.machine.gpu_load import gpu_reader
 from triptych.base.machine.worker_load import read_load
 from triptych.base.metrics import show_expiry
 from triptych.base.rpc.channels import UnknownCalls, listen, make_server
 from triptych.base.rpc.internal_token import InternalToken
+from triptych.base.rpc.ports import check_port, refused_port
 from triptych.base.rpc.tls.certificates import Certificates, internal_certificates
 from triptych.base.status_server import ServiceStatus, StatusServer, status_server
 from triptych.base.types import WorkerInfo
@@ -43,8 +43,11 @@ class WorkerProcess:
 
 @asynccontextmanager
 async def worker_process(config: WorkerConfig) -> AsyncIterator[WorkerProcess]:
-    """A worker's process; ConfigError for what cannot work as configured."""
+    """A worker's process; ConfigError for what cannot work as configured, before minutes of loading."""
     check_worker(config)
+    check_worker_encryption(config.host, config)
+    internal_certificates(config)
+    check_port(config.host, config.port, "--port")
     stop = stop_signal()
     with status_server(config.host, config.metrics_port, ServiceStatus()) as page:
         store = await connect_configured(config.store)
@@ -160,7 +163,7 @@ def bind(server: aio.Server, config: WorkerConfig, certificates: Certificates | 
     try:
         port = listen(server, f"{host}:{config.port}", certificates, mutual=True)
     except RuntimeError as error:
-        raise ConfigError(f"--port {config.port} on {config.host} is taken: choose another one") from error
+        raise refused_port(config.host, config.port, "--port") from error
     address = config.advertise or f"{host}:{port}"
     check_advertise(address)
     check_worker_encryption(config.host, config)

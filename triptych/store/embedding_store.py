@@ -33,7 +33,7 @@ from triptych.store.bulk import (
 from triptych.store.bulk_reader import ArrivingValue, BulkReader, Into, Progress, behind_a_head
 from triptych.store.codec import Buffer, Damage, Head
 from triptych.store.control import ServerClock, StoreFull, StoreRefused, StoreUnavailable
-from triptych.store.remedies import is_denied, with_remedy
+from triptych.store.remedies import has_remedy, is_denied, with_remedy
 from triptych.store.shares import StoreShares
 from triptych.store.topology.cluster import RedisCluster
 from triptych.store.topology.location import Kind, StoreLocation, parse_store
@@ -349,7 +349,8 @@ async def connect_configured(url: str) -> EmbeddingStore:
         return await EmbeddingStore.connect(url)
     except StoreUnavailable as error:
         # The error's address is without the password.
-        raise ConfigError(f"--store cannot be reached ({error}): start it, or correct the address") from error
+        remedy = "" if has_remedy(error) else ": start the store, or correct its address"
+        raise ConfigError(f"--store cannot be used: {error}{remedy}") from error
 
 
 def build_topology(location: StoreLocation, timeout: float) -> Topology:

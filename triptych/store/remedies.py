@@ -51,6 +51,7 @@ _REMEDIES = (
     ("no permissions", f"its user may not do that: {_USERS}"),
     ("noperm", f"its user may not do that: {_USERS}"),
     ("protected mode", "it answers only on its own machine: give it a password or users"),
+    ("reply type byte", "no Redis or Valkey answers there: correct host and port in --store"),
     ("max number of clients", "raise its maxclients"),
     ("used memory > 'maxmemory'", "raise its maxmemory, and set maxmemory-policy volatile-lru"),
     ("db index is out of range", "it has not so many databases: leave the number out of --store"),
@@ -71,6 +72,12 @@ def with_remedy(error: object) -> str:
     lowered = text.lower().replace("_", " ")
     remedies = (remedy for pattern, remedy in _REMEDIES if pattern in lowered)
     return next((f"{text.rstrip('.')}: {remedy}" for remedy in remedies), text)
+
+
+def has_remedy(error: object) -> bool:
+    """Whether the error's text ends with what helps against it, or asks what may."""
+    text = str(error)
+    return text.endswith(("?)", "rediss://)", *(remedy for _, remedy in _REMEDIES)))
 
 
 def is_denied(error: object) -> bool:

@@ -225,6 +225,17 @@ async def test_a_store_that_never_answers_is_a_config_error(monkeypatch: pytest.
         await service.run(ProxyConfig(store="redis://127.0.0.1:1/0", port=0, grpc_port=0))
 
 
+async def test_a_proxy_that_waits_for_its_store_says_so_and_why_at_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(service, "STORE_SECONDS", 0.1)
+    with pytest.raises(ConfigError):
+        await service.run(ProxyConfig(store="redis://127.0.0.1:1/0", port=0, grpc_port=0))
+    waits = [record.getMessage() for record in caplog.records if "waits up to" in record.getMessage()]
+    assert len(waits) == 1
+    assert "redis://127.0.0.1:1/0 is not reachable" in waits[0]
+
+
 async def test_a_proxy_that_still_waits_for_its_store_ends_in_good_order_at_a_signal() -> None:
     running = asyncio.create_task(
         service.run(ProxyConfig(store="redis://127.0.0.1:1/0", port=0, grpc_port=0))

@@ -136,7 +136,6 @@ def test_vectors_come_one_a_line(embedded: list[Any], words: list[str], expected
         (["-"], "give a text or --image"),
         (["why?", "--query"], "--query goes with --tokens"),
         (["why?", "--query", "--tokens", "--image", URL], "without --query"),
-        (["why?", "--dimensions", "-1"], "--dimensions must be 0 or more, not -1"),
     ],
 )
 def test_what_cannot_be_embedded_is_not_sent(embedded: list[Any], words: list[str], remedy: str) -> None:

@@ -9,9 +9,10 @@ from packaging.requirements import Requirement
 from triptych.apps.cli.app import app
 from triptych.apps.doctor import run
 from triptych.apps.doctor.cluster import PageReply, check_health, check_models, check_ready, look_at_cluster
-from triptych.apps.doctor.finding import CheckOutcome, CheckResult, fail, failed, note, ok, table
+from triptych.apps.doctor.finding import CheckOutcome, CheckResult, fail, fail_of, failed, note, ok, table
 from triptych.apps.doctor.machine import check_versions, needed
 from triptych.base.config import DoctorConfig
+from triptych.base.errors import ConfigError
 
 
 def _headings(config: DoctorConfig) -> list[str]:
@@ -158,3 +159,23 @@ def test_a_proxy_needs_no_torch_but_grpc():
     results = _results({})
     assert results["worker"].verdict is CheckOutcome.NOTE and "torch missing" in results["worker"].found
     assert (results["grpcio"].verdict, results["grpcio"].found) == (CheckOutcome.FAIL, "not installed")
+
+
+@pytest.mark.parametrize(
+    ("error", "found", "remedy"),
+    [
+        (
+            "config.json cannot be read (line 2: no value): fetch it again",
+            "(line 2: no value)",
+            "fetch it again",
+        ),
+        ("--port 9 is taken: choose another", "--port 9 is taken", "choose another"),
+        ("--x {y: 1} is none", "--x {y: 1} is none", "see the flag's --help"),
+    ],
+)
+def test_a_failure_ends_its_reason_at_a_colon_that_is_not_in_brackets(
+    error: str, found: str, remedy: str
+) -> None:
+    told = fail_of("model", ConfigError(error))
+    assert told.found.endswith(found)
+    assert told.remedy == remedy

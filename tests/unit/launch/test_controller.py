@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from support.waiting import until
 from triptych.apps.cli.app import app
-from triptych.apps.launch import scaling, serve, supervisor
+from triptych.apps.launch import scaling, serve
 from triptych.apps.launch.scaling import PoolChange, PoolController, PoolWorkers, plan_change
 from triptych.base.config import ProxyConfig, WorkerRange
 from triptych.base.errors import ConfigError
+from triptych.base.rpc import ports as probes
 from triptych.base.scaling import ScalingDecision
 from triptych.store.control import StoreUnavailable
 
@@ -176,7 +177,7 @@ def _chosen(
     def port_error(host: str, port: int) -> str:
         return "Address already in use" if port in taken else ""
 
-    for module in (serve, supervisor):
+    for module in (serve, probes):
         monkeypatch.setattr(module, "port_error", port_error)
     proxy = serve.with_free_ports(ProxyConfig(**ports), fixed)
     return proxy.port, proxy.grpc_port

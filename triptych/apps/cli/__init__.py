@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from triptych.apps.cli.app import app
+from triptych.apps.cli.variables import misspelt, variables_of
 from triptych.apps.launch.secrets import receive_secrets
 from triptych.base.errors import ConfigError
 from triptych.base.log import logs_json
@@ -21,6 +22,8 @@ def main() -> None:
     """Runs the command line; what cannot work ends in one sentence and exit code 2, without a traceback."""
     end_on_sigterm(os.getpid())
     receive_secrets()
+    for written, meant in misspelt(os.environ, variables_of(app)):
+        sys.stderr.write(f"triptych: the variable {written} does nothing: did you mean {meant}?\n")
     try:
         app(prog_name="triptych")
     except ConfigError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,13 +22,24 @@ MODEL_HELP = (
 )
 
 
+class FiniteRange(click.FloatRange):
+    """A number within bounds: neither NaN, which is within any, nor infinite."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no finite number", param, ctx)
+        return number
+
+
 class SizeType(click.ParamType[int]):
-    """A number of bytes, written like 512MiB; with `auto` that word is 0."""
+    """A number of bytes in the bounds of its flag, written like 512MiB; where it may be "auto" that is 0."""
 
     name = "size"
 
-    def __init__(self, *, auto: bool = False) -> None:
-        self._auto = auto
+    def __init__(self, flag: Flag) -> None:
+        self._auto = flag.auto
+        self.min, self.max = flag.bounds
 
     def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
@@ -35,9 +47,14 @@ class SizeType(click.ParamType[int]):
         if self._auto and value.strip().lower() == AUTO:
             return 0
         try:
-            return parse_size(value)
+            size = parse_size(value)
         except ConfigError as error:
             self.fail(str(error), param, ctx)
+        if self.min is not None and size < self.min:
+            self.fail(f"{value} is too small: give {format_size(self.min)} or more", param, ctx)
+        if self.max is not None and size > self.max:
+            self.fail(f"{value} is too large: give {format_size(self.max)} or less", param, ctx)
+        return size
 
 
 class CountType(click.ParamType[int]):
@@ -45,9 +62,13 @@ class CountType(click.ParamType[int]):
 
     name = "integer|auto"
 
+    def __init__(self, flag: Flag) -> None:
+        self._range = click.IntRange(*flag.whole_bounds)
+        self.min = self._range.min
+
     def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
         auto = isinstance(value, str) and value.strip().lower() == AUTO
-        return 0 if auto else int(click.IntRange(min=0)(value, param, ctx))
+        return 0 if auto else int(self._range(value, param, ctx))
 
 
 class WorkerRangeType(click.ParamType[WorkerRange]):
@@ -63,7 +84,7 @@ class WorkerRangeType(click.ParamType[WorkerRange]):
     ) -> WorkerRange:
         if isinstance(value, WorkerRange):
             return value
-        minimum, maximum = self._flag.bounds
+        minimum, maximum = self._flag.whole_bounds
         assert minimum is not None and maximum is not None
         return parse_workers(
             value, self._flag.option, minimum=minimum, maximum=maximum, to_zero=self._flag.to_zero
@@ -124,15 +145,15 @@ def _type_of(flag: Flag) -> click.ParamType[Any] | None:
     if isinstance(flag.default, bool):
         return None
     if flag.size:
-        return SizeType(auto=flag.auto)
+        return SizeType(flag)
     if flag.auto:
-        return CountType()
+        return CountType(flag)
     if flag.kind is WorkerRange:
         return WorkerRangeType(flag)
     if flag.choices:
         return click.Choice(flag.choices)
     if flag.bounds != (None, None):
-        return (click.IntRange if flag.kind is int else click.FloatRange)(*flag.bounds)
+        return click.IntRange(*flag.whole_bounds) if flag.kind is int else FiniteRange(*flag.bounds)
     if issubclass(flag.kind, Path):
         return click.Path(exists=flag.exists, dir_okay=False, path_type=Path)
     return click.types.convert_type(flag.kind)

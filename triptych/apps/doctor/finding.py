@@ -46,8 +46,19 @@ def fail(check: str, text: str, remedy: str) -> CheckResult:
 
 def fail_of(check: str, error: ConfigError) -> CheckResult:
     """The failure that an error tells: it names the flag and, after a colon, the remedy."""
-    reason, _, remedy = str(error).partition("\n")[0].partition(": ")
-    return fail(check, reason, remedy or "see the flag's --help")
+    line = str(error).partition("\n")[0]
+    colon = _first_colon(line)
+    return fail(check, line[:colon], line[colon + 2 :] or "see the flag's --help")
+
+
+def _first_colon(line: str) -> int:
+    """Where the reason ends: at the first colon that is not in brackets, which hold another's words."""
+    depth = 0
+    for place, character in enumerate(line):
+        depth += (character in "([{") - (character in ")]}")
+        if depth <= 0 and line.startswith(": ", place):
+            return place
+    return len(line)
 
 
 def table(groups: Iterable[Group]) -> str:

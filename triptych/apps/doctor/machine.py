@@ -18,12 +18,12 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
 
 from triptych.apps.doctor.finding import CheckResult, fail, fail_of, note, ok
-from triptych.apps.launch.supervisor import port_error
 from triptych.base.config import GIB, ProxyConfig, check_front_door, format_size, read_internal_token
 from triptych.base.config.flags import flags_of
 from triptych.base.config.tls import TlsFiles, check_front_encryption, front_door_tls, internal_tls
 from triptych.base.errors import ConfigError
 from triptych.base.machine.resources import allowed_cpus, available_memory, cpu_quota
+from triptych.base.rpc.ports import port_error
 from triptych.proxy.auth.keys import KeyLimits, KeyRing
 
 #: Least memory for any worker: the interpreter and torch take a third of it.

@@ -17,7 +17,7 @@ from triptych.apps.launch.plan.cores import share_cores
 from triptych.apps.launch.plan.devices import Share
 from triptych.apps.launch.plan.memory import check_memory, place_on_gpus
 from triptych.apps.launch.secrets import forget_variables, store_url, without_store_files
-from triptych.apps.launch.supervisor import Supervisor, check_port, port_error
+from triptych.apps.launch.supervisor import Supervisor
 from triptych.base.config import (
     ProxyConfig,
     ServeConfig,
@@ -29,6 +29,7 @@ from triptych.base.config import (
 from triptych.base.errors import ConfigError
 from triptych.base.log import setup_logging
 from triptych.base.machine.resources import usable_cpus
+from triptych.base.rpc.ports import check_port, port_error
 from triptych.base.rpc.tls.certificates import proxy_certificates
 from triptych.base.tracing.start import check_tracing
 from triptych.models.checkpoint.first_checks import check_encoder_model, check_pd_model

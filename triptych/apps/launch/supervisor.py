@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -21,7 +20,6 @@ from triptych.apps.launch.cluster_state import (
 from triptych.apps.launch.fork.client import ForkServer
 from triptych.apps.launch.plan.cluster import ClusterPlan
 from triptych.apps.launch.scaling import GRACE_SECONDS, LocalWorkers, follow_decisions
-from triptych.base.errors import ConfigError
 from triptych.registry.registry import Registry
 
 logger = logging.getLogger("launch")
@@ -141,20 +139,3 @@ class Supervisor:
         while store is not None:
             await asyncio.sleep(STORE_CHECK_SECONDS)
             await store.keep_running()
-
-
-def check_port(host: str, port: int, flag: str) -> None:
-    """ConfigError when the port cannot be bound."""
-    if error := port_error(host, port):
-        raise ConfigError(f"{flag} {port} on {host} cannot be used ({error}): {flag} N picks another")
-
-
-def port_error(host: str, port: int) -> str:
-    """Why the port cannot be bound; "" where it can."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except (OSError, OverflowError) as error:
-            return (error.strerror or str(error)) if isinstance(error, OSError) else "no such port"
-    return ""

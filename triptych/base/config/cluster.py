@@ -195,7 +195,9 @@ class ClusterConfig(Config):
         choices=("epd", "colocated"),
     )
     replicas: int = flag(1, "number of replicas, with --topology colocated", minimum=1, maximum=MAX_WORKERS)
-    store_memory: int = flag(512 * MIB, "memory of the store that --store auto starts", size=True)
+    store_memory: int = flag(
+        512 * MIB, "memory of the store that --store auto starts", size=True, minimum=MIB
+    )
 
     @property
     def counts(self) -> WorkerCounts:

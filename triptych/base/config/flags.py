@@ -20,6 +20,14 @@ C = TypeVar("C", bound="Config")
 #: A size or count that the process chooses.
 AUTO = "auto"
 
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+#: The shortest and the longest time, in seconds, of a flag that cannot do without one.
+MOMENT = 0.001
+DAY = 86400
+MAX_PORT = 65535
+
 
 @dataclass(frozen=True, slots=True)
 class Flag:
@@ -38,7 +46,7 @@ class Flag:
     auto: bool = False
     choices: tuple[str, ...] = ()
     #: The least and the greatest number; None: no bound.
-    bounds: tuple[int | None, int | None] = (None, None)
+    bounds: tuple[float | None, float | None] = (None, None)
     #: A range of workers may begin at 0.
     to_zero: bool = False
     #: Reaches our own processes by an inherited file, never by their command line; no repr shows it.
@@ -52,6 +60,12 @@ class Flag:
     shown: str = ""
     #: A one-letter name, like "-o".
     short: str = ""
+
+    @property
+    def whole_bounds(self) -> tuple[int | None, int | None]:
+        """The bounds of a number that has no fraction."""
+        minimum, maximum = (None if bound is None else int(bound) for bound in self.bounds)
+        return minimum, maximum
 
     @property
     def option(self) -> str:
@@ -76,8 +90,8 @@ def flag(
     help: str,
     *,
     kind: type = str,
-    minimum: int | None = None,
-    maximum: int | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
     **more: Any,
 ) -> T:
     """A field that is a flag; `more` are further fields of `Flag`."""
@@ -167,8 +181,6 @@ def _by_name(config: Config) -> dict[str, object]:
     return values
 
 
-MIB = 1 << 20
-GIB = 1 << 30
 #: For embeddings, in a PD worker whose memory is not measured.
 EMBEDDING_MEMORY = 256 * MIB
 #: For states of recurrent layers, likewise.

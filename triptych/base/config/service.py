@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triptych.base.config.flags import Config, flag
+from triptych.base.config.flags import DAY, MAX_PORT, Config, flag
 from triptych.base.errors import ConfigError
 
 #: Longer than any request may take: a day.
@@ -42,11 +42,15 @@ class ServiceConfig(Config):
         60.0,
         "seconds without progress in one layer of a step after which a worker's process exits and proxies"
         " move its requests; 0: never",
+        minimum=0,
+        maximum=DAY,
     )
     drain_timeout: float = flag(
         30.0,
         "seconds after SIGTERM to finish the work in progress; the supervisor's or kubelet's grace period"
         " should be at least 15 s longer",
+        minimum=0,
+        maximum=DAY,
     )
     log_level: str = flag("info", "lowest level to log", choices=("debug", "info", "warning", "error"))
     log_format: str = flag(
@@ -58,8 +62,15 @@ class ServiceConfig(Config):
     trace_sample: float = flag(
         1.0,
         "fraction of requests to trace, 0 to 1, if the caller has not decided; 0: none",
+        minimum=0,
+        maximum=1,
     )
-    metrics_port: int = flag(0, "port of this process for /metrics, /health and /ready; 0 picks a free one")
+    metrics_port: int = flag(
+        0,
+        "port of this process for /metrics, /health and /ready; 0 picks a free one",
+        minimum=0,
+        maximum=MAX_PORT,
+    )
     cpus: str = flag("", "cores to run on, like 0,1 or 2-3; all by default")
 
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triptych.base.config.flags import EMBEDDING_MEMORY, MIB, STATE_MEMORY, Config, flag, part
+from triptych.base.config.flags import (
+    EMBEDDING_MEMORY,
+    KIB,
+    MAX_PORT,
+    MIB,
+    MOMENT,
+    STATE_MEMORY,
+    Config,
+    flag,
+    part,
+)
 from triptych.base.config.service import ServiceConfig
 
 #: Values of --ec-transfer.
@@ -23,7 +33,7 @@ class WorkerConfig(ServiceConfig):
         "", "name of the weights' version in cache keys; default: a digest of the weights"
     )
     host: str = flag("127.0.0.1", "address to bind the worker's gRPC server to")
-    port: int = flag(0, "port of the worker's gRPC server; 0 picks a free one")
+    port: int = flag(0, "port of the worker's gRPC server; 0 picks a free one", minimum=0, maximum=MAX_PORT)
     advertise: str = flag("", "host:port at which proxies reach this worker; default: the bound address")
     ec_transfer: str = flag(
         "auto",
@@ -38,6 +48,7 @@ class WorkerConfig(ServiceConfig):
         "startup, half of the free memory of the machine or cgroup on a CPU",
         size=True,
         auto=True,
+        minimum=0,
     )
     dtype: str = flag(
         "auto",
@@ -45,7 +56,7 @@ class WorkerConfig(ServiceConfig):
         " keep 16 bits there)",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
-    pipeline_parallel: int = flag(1, "pipeline-parallel size; only 1 is supported")
+    pipeline_parallel: int = flag(1, "pipeline-parallel size; only 1 is supported", minimum=1)
     speculative_model: str = flag("", "draft model for speculative decoding; not supported")
     kv_cache_dtype: str = flag(
         "auto", "dtype of the KV cache; auto: that of --dtype; fp8 is not supported", choices=("auto", "fp8")
@@ -57,7 +68,7 @@ class WorkerConfig(ServiceConfig):
         "workers of a model need the same value",
         choices=("none", "int8", "int8-decoder", "w8a8", "w8a8-decoder"),
     )
-    threads: int = flag(0, "torch threads; 0: chosen automatically")
+    threads: int = flag(0, "torch threads; 0: chosen automatically", minimum=0, maximum=1024)
     worker_kind: str = flag(
         "",
         "name of this kind of machine or device; proxies learn encoding costs separately for each name",
@@ -66,7 +77,7 @@ class WorkerConfig(ServiceConfig):
     core_page: str = flag(
         "", "shared file in which the workers of one machine publish whose threads are computing"
     )
-    core_slot: int = flag(0, "slot of this worker in --core-page")
+    core_slot: int = flag(0, "slot of this worker in --core-page", minimum=0)
     spare_cores: bool = flag(
         False,
         "adapt threads to the cores that other workers on --core-page leave idle: more for a tower, fewer"
@@ -78,13 +89,17 @@ class WorkerConfig(ServiceConfig):
 class EncoderConfig(WorkerConfig):
     """The flags of an encoder worker."""
 
-    max_image_pixels: int = flag(40_000_000, "largest image in pixels (width times height) before resizing")
-    max_audio_seconds: float = flag(
-        1800.0, "longest audio file; each second takes 0.5 MiB during preprocessing"
+    max_image_pixels: int = flag(
+        40_000_000, "largest image in pixels (width times height) before resizing", minimum=1
     )
-    max_video_seconds: float = flag(600.0, "longest video")
+    max_audio_seconds: float = flag(
+        1800.0, "longest audio file; each second takes 0.5 MiB during preprocessing", minimum=MOMENT
+    )
+    max_video_seconds: float = flag(600.0, "longest video", minimum=MOMENT)
     max_video_pixels: int = flag(
-        256_000_000, "pixels of all frames that are sampled of a video, before resizing; each takes 3 bytes"
+        256_000_000,
+        "pixels of all frames that are sampled of a video, before resizing; each takes 3 bytes",
+        minimum=1,
     )
     max_decode_seconds: float = flag(
         30.0,
@@ -99,12 +114,16 @@ class EncoderConfig(WorkerConfig):
         minimum=0,
     )
     encoder_batch_patches: int = flag(
-        0, "patches per rank in one encoder batch, summed over its items; 0: 512 on a CPU, else 16384"
+        0,
+        "patches per rank in one encoder batch, summed over its items; 0: 512 on a CPU, else 16384",
+        minimum=0,
     )
     encoder_data_parallel: int = flag(
         1,
         "data-parallel ranks of one encoder worker: processes that each hold the whole tower and share "
         "every batch, with one GPU each or a part of --threads",
+        minimum=1,
+        maximum=64,
     )
     encoder_graphs: str = flag(
         "auto",
@@ -126,22 +145,32 @@ class EncoderConfig(WorkerConfig):
         "most frames, a picture being one, in one encoder graph; 0: those of a segment of a video",
         minimum=0,
     )
-    plan_credit: int = flag(16, "jobs that may be in preprocessing or queued for it")
-    tower_credit: int = flag(8, "jobs per rank that may be queued for the tower or run in it")
-    prepared_memory: int = flag(512 * MIB, "host memory for decoded and preprocessed media", size=True)
+    plan_credit: int = flag(16, "jobs that may be in preprocessing or queued for it", minimum=1)
+    tower_credit: int = flag(8, "jobs per rank that may be queued for the tower or run in it", minimum=1)
+    prepared_memory: int = flag(
+        512 * MIB, "host memory for decoded and preprocessed media", size=True, minimum=KIB
+    )
     encoder_media_memory: int = flag(
         256 * MIB,
         "host memory for media that are queued for preprocessing; a single larger item may exceed it",
         size=True,
+        minimum=KIB,
     )
     decode_threads: int = flag(
-        0, "threads that decode media; auto: as many as the worker has cores", auto=True
+        0,
+        "threads that decode media; auto: as many as the worker has cores",
+        auto=True,
+        minimum=0,
+        maximum=1024,
     )
     ec_transfer_memory: int = flag(
-        256 * MIB, "shared memory for embeddings that PD workers read from this worker", size=True
+        256 * MIB, "shared memory for embeddings that PD workers read from this worker", size=True, minimum=0
     )
     ec_transfer_port: int = flag(
-        0, "port at which PD workers of other hosts read embeddings; 0 picks a free one"
+        0,
+        "port at which PD workers of other hosts read embeddings; 0 picks a free one",
+        minimum=0,
+        maximum=MAX_PORT,
     )
     ec_store_rows: str = flag(
         "dtype",
@@ -150,7 +179,7 @@ class EncoderConfig(WorkerConfig):
         "what it costs)",
         choices=("dtype", "int8"),
     )
-    embedding_ttl: float = flag(3600.0, "seconds that an unused embedding stays in the store")
+    embedding_ttl: float = flag(3600.0, "seconds that an unused embedding stays in the store", minimum=MOMENT)
 
     @property
     def batch_patches(self) -> int:
@@ -223,16 +252,20 @@ class PDConfig(WorkerConfig):
         0,
         "most tokens of prompt plus output; 0: the checkpoint's limit, at most 32768 and what --kv-memory"
         " holds",
+        minimum=0,
     )
-    max_num_seqs: int = flag(64, "most requests that run at once")
-    max_num_batched_tokens: int = flag(0, "token budget of one engine step; 0: 512 on a CPU, else 8192")
-    block_size: int = flag(16, "tokens per KV block")
+    max_num_seqs: int = flag(64, "most requests that run at once", minimum=1)
+    max_num_batched_tokens: int = flag(
+        0, "token budget of one engine step; 0: 512 on a CPU, else 8192", minimum=0
+    )
+    block_size: int = flag(16, "tokens per KV block", minimum=1)
     kv_memory: int = flag(
         0,
         "memory for the KV cache over all ranks (a CPU uses a quarter more); auto: what remains of "
         "--device-memory at startup, at most what --max-num-seqs requests can use",
         size=True,
         auto=True,
+        minimum=0,
     )
     encoder_cache_memory: int = flag(
         0,
@@ -241,6 +274,7 @@ class PDConfig(WorkerConfig):
         "256MiB if memory is not measured, as with --kv-memory on a CPU",
         size=True,
         auto=True,
+        minimum=0,
     )
     limit_mm_per_prompt: str = flag(
         "",
@@ -255,6 +289,7 @@ class PDConfig(WorkerConfig):
         "most two slots for each of --max-num-seqs; 256MiB if memory is not measured",
         size=True,
         auto=True,
+        minimum=0,
     )
     engine_class: str = flag(
         "known",
@@ -295,6 +330,7 @@ class PDConfig(WorkerConfig):
         256 * MIB,
         "host memory for KV blocks on their way to and from the store, with --share-prefixes",
         size=True,
+        minimum=0,
     )
     overlap_prefill: bool = flag(
         False,
@@ -302,7 +338,10 @@ class PDConfig(WorkerConfig):
         "needs --prefix-caching",
     )
     step_interval: float = flag(
-        0.02, "least seconds between the starts of two engine steps while workers on --core-page lack cores"
+        0.02,
+        "least seconds between the starts of two engine steps while workers on --core-page lack cores",
+        minimum=0,
+        maximum=1,
     )
     keep_core: bool = flag(
         False, "pin a single-threaded worker on --core-page to its own core while no other worker computes"
@@ -312,7 +351,9 @@ class PDConfig(WorkerConfig):
         "how preempted requests continue: recompute their KV blocks, or swap them to host memory",
         choices=("recompute", "swap"),
     )
-    swap_memory: int = flag(256 * MIB, "host memory for swapped KV blocks, with --preemption swap", size=True)
+    swap_memory: int = flag(
+        256 * MIB, "host memory for swapped KV blocks, with --preemption swap", size=True, minimum=0
+    )
     attention_backend: str = flag(
         "auto",
         "triton: a kernel that reads keys and values in their blocks, for CUDA (never run on a GPU yet); "
@@ -387,5 +428,5 @@ class ColocatedConfig(Config):
         choices=("redis", "memory"),
     )
     store_memory: int = flag(
-        512 * MIB, "memory for embeddings in this process, with --connector memory", size=True
+        512 * MIB, "memory for embeddings in this process, with --connector memory", size=True, minimum=MIB
     )

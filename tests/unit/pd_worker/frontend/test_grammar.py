@@ -130,6 +130,25 @@ def test_a_keyword_that_the_parser_lacks_is_named_with_where_the_others_are():
         compiler().state(schema({"not": {"type": "string"}}))
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        OutputFormat("regex", "ab(["),
+        OutputFormat("json_schema", '{"properties": {"a": {"type": "string", "pattern": "ab(["}}}'),
+    ],
+)
+def test_a_regular_expression_that_cannot_be_read_is_shown_with_what_is_wrong(form):
+    with pytest.raises(InvalidRequest) as refused:
+        compiler().state(form)
+    assert "ab([" in str(refused.value)
+    assert str(refused.value).endswith("unclosed character class")
+
+
+def test_a_schema_that_needs_itself_is_refused_in_words():
+    with pytest.raises(InvalidRequest, match="without an end"):
+        compiler().state(schema({"$ref": "#"}))
+
+
 def test_a_model_without_an_end_token_has_no_forms():
     made = GrammarCompiler(tokenizer("qwen").backend_tokenizer, ())
     with pytest.raises(InvalidRequest, match="end-of-sequence"):

@@ -111,6 +111,22 @@ async def test_a_large_body_is_refused_before_it_is_read_where_there_is_no_place
     assert read == (0 if announced else THREAD_BYTES + INLINE_BYTES)
 
 
+@pytest.mark.parametrize("path", ENDPOINTS)
+async def test_a_packed_body_is_refused_unread_by_the_name_of_its_coding(path: str) -> None:
+    sent = list[Message]()
+
+    async def receive() -> Message:
+        raise AssertionError("nothing is to be read")
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    headers = [(b"content-encoding", b"gzip")]
+    await BareDoor().endpoints[path]({"type": "http", "method": "POST", "headers": headers}, receive, send)
+    assert sent[0]["status"] == 400
+    assert "Content-Encoding is gzip: send it as it is" in sent[1]["body"].decode()
+
+
 TYPE = b"multipart/form-data; boundary=edge"
 
 

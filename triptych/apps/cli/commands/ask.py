@@ -49,8 +49,8 @@ class AskOptions(ServerOptions):
     audio: tuple[str, ...] = flag((), "audio file or URL; may be given several times", kind=str)
     model: str = flag("", "a name that the cluster serves, where it serves several")
     system: str = flag("", "a system message before the question")
-    temperature: float = flag(0.0, "0 takes the likeliest token")
-    max_tokens: int = flag(256, "longest answer")
+    temperature: float = flag(0.0, "0 takes the likeliest token", minimum=0, maximum=2)
+    max_tokens: int = flag(256, "longest answer", minimum=1)
     json: bool = flag(False, "print the whole reply as JSON, once it is complete")
 
 
@@ -62,7 +62,7 @@ class EmbedOptions(ServerOptions):
     image: tuple[str, ...] = flag((), "picture file or URL; may be given several times", kind=str)
     tokens: bool = flag(False, "a vector for each token, of a late-interaction model")
     query: bool = flag(False, "with --tokens: the text is a query, not a document")
-    dimensions: int = flag(0, "length of a vector, of a model that can shorten them; 0: its own")
+    dimensions: int = flag(0, "length of a vector, of a model that can shorten them; 0: its own", minimum=0)
     model: str = flag("", "a name that the cluster serves, where it serves several")
 
     def check(self) -> None:
@@ -73,8 +73,6 @@ class EmbedOptions(ServerOptions):
             raise ConfigError("--query goes with --tokens: other models take an instruction in the text")
         if self.query and self.image:
             raise ConfigError("a query is a text: give --image without --query")
-        if self.dimensions < 0:
-            raise ConfigError(f"--dimensions must be 0 or more, not {self.dimensions}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from triptych.base.config.flags import CommandOptions, flag, part
+from triptych.base.config.flags import DAY, MOMENT, CommandOptions, flag, part
 from triptych.base.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,13 +27,17 @@ class WorkloadOptions(CommandOptions):
     """A preset of the workload, and what of it is changed."""
 
     workload: str = flag("mix", "see `triptych bench workloads`")
-    text_tokens: int | None = flag(None, "tokens of a request's text", kind=int)
-    text_spread: float | None = flag(None, "drawn from ± this share of it", kind=float)
-    output_tokens: int | None = flag(None, "tokens of a reply", kind=int)
-    output_spread: float | None = flag(None, "drawn from ± this share of it", kind=float)
+    text_tokens: int | None = flag(None, "tokens of a request's text", kind=int, minimum=1)
+    text_spread: float | None = flag(None, "drawn from ± this share of it", kind=float, minimum=0, maximum=1)
+    output_tokens: int | None = flag(None, "tokens of a reply", kind=int, minimum=1)
+    output_spread: float | None = flag(
+        None, "drawn from ± this share of it", kind=float, minimum=0, maximum=1
+    )
     images: str = flag("", 'pictures of a request: 2, or weights like "0:0.8,1:0.2"')
     image_size: str = flag("", '640x640, or weights like "320x320:0.7,1280x720:0.3"')
-    image_reuse: float | None = flag(None, "share of pictures shown before, 0 to 0.95", kind=float)
+    image_reuse: float | None = flag(
+        None, "share of pictures shown before, 0 to 0.95", kind=float, minimum=0, maximum=0.95
+    )
     image_content: str | None = flag(None, "what pictures show", choices=_CONTENTS)
     slo: tuple[str, ...] = flag((), 'like "ttft:500 tpot:50 e2el:8000", in ms; the preset\'s')
 
@@ -71,20 +75,20 @@ class LoadOptions(CommandOptions):
     """The load of a window."""
 
     preset: WorkloadOptions = part(WorkloadOptions)
-    rate: tuple[float, ...] = flag((), "requests per second; several: a sweep", kind=float)
+    rate: tuple[float, ...] = flag((), "requests per second; several: a sweep", kind=float, minimum=0)
     arrivals: str = flag(
         "poisson", "when requests are sent", choices=("poisson", "gamma", "constant", "ramp")
     )
-    burstiness: float = flag(1.0, "of gamma; below 1: in bursts")
-    ramp_to: float = flag(0.0, "rate at the end of a ramp")
+    burstiness: float = flag(1.0, "of gamma; below 1: in bursts", minimum=0)
+    ramp_to: float = flag(0.0, "rate at the end of a ramp", minimum=0)
     trace: str = flag("", "replay this JSONL file, or Azure's LMM trace in CSV, instead of --workload")
-    trace_speed: float = flag(1.0, "2 replays twice as fast")
-    concurrency: int = flag(0, "closed loop: as many requests in flight")
-    seconds: float = flag(60.0, "measured part of a window")
-    requests: int = flag(0, "measured requests of a window, instead of --seconds")
-    warm_up: float = flag(5.0, "seconds sent and not measured")
-    timeout: float = flag(120.0, "seconds until a request fails")
-    seed: int = flag(0, "decides texts, pictures and times")
+    trace_speed: float = flag(1.0, "2 replays twice as fast", minimum=MOMENT)
+    concurrency: int = flag(0, "closed loop: as many requests in flight", minimum=0)
+    seconds: float = flag(60.0, "measured part of a window", minimum=MOMENT)
+    requests: int = flag(0, "measured requests of a window, instead of --seconds", minimum=0)
+    warm_up: float = flag(5.0, "seconds sent and not measured", minimum=0)
+    timeout: float = flag(120.0, "seconds until a request fails", minimum=MOMENT, maximum=DAY)
+    seed: int = flag(0, "decides texts, pictures and times", minimum=0)
 
     def make_arrivals(self) -> Arrivals:
         """The arrivals at the first rate; ConfigError where those at any rate are not possible."""
@@ -112,7 +116,7 @@ class TargetOptions(CommandOptions):
         choices=("chunk", "text"),
     )
     extra_body: str = flag("{}", "JSON object added to every request")
-    words_per_token: float = flag(0.0, "of its tokenizer", shown="asked of the target")
+    words_per_token: float = flag(0.0, "of its tokenizer", shown="asked of the target", minimum=0)
 
     def make_target(self, url: str) -> Target:
         """The target at this URL."""
@@ -188,9 +192,9 @@ class GoodputOptions(MeasureOptions):
     launch_flags: str = flag("", "further flags of its `triptych serve`, in one string")
     sweep: bool = flag(False, "the preset's rates")
     search: bool = flag(False, "the highest rate that is sustained")
-    search_windows: int = flag(3, "windows that vote on a rate")
-    resolution: float = flag(0.05, "where the search ends")
-    highest: float = flag(1000.0, "highest rate of the search")
+    search_windows: int = flag(3, "windows that vote on a rate", minimum=1)
+    resolution: float = flag(0.05, "where the search ends", minimum=MOMENT, maximum=1)
+    highest: float = flag(1000.0, "highest rate of the search", minimum=MOMENT)
     repeats: int = flag(1, "windows per rate", minimum=1)
     metrics: tuple[str, ...] = flag((), "/metrics pages whose queues to draw")
 

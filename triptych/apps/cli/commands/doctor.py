@@ -110,7 +110,7 @@ class CheckOptions(CommandOptions):
     store_ca_file: str = flag("", "CA certificates that verify a rediss:// store, as PEM")
     store_cert_file: str = flag("", "client certificate for the store, as PEM")
     store_key_file: str = flag("", "key of --store-cert-file, as PEM, unencrypted")
-    bytes: int = flag(16 * MIB, "largest value written to measure the bandwidth", size=True)
+    bytes: int = flag(16 * MIB, "largest value written to measure the bandwidth", size=True, minimum=1)
 
 
 @store.command(

@@ -10,7 +10,7 @@ import click
 
 from triptych.apps.cli.commands.bench_options import WorkloadOptions, check_installed
 from triptych.apps.cli.options import MODEL_HELP, configured, model_argument
-from triptych.base.config.flags import CommandOptions, flag, part
+from triptych.base.config.flags import MOMENT, CommandOptions, flag, part
 from triptych.base.errors import ConfigError
 from triptych.base.progress import lines_on_stderr
 
@@ -33,21 +33,24 @@ class PlanOptions(CommandOptions):
     gpu: str = flag("", "a100, h100, h200, l4, l40s, b60, cpu, or a file of `triptych profile`")
     pd_gpu: str = flag("", "device of PD workers and replicas, where --gpu is not every worker's")
     encoder_gpu: str = flag("", "device of encoders; the PD workers'")
-    pd_ranks: int = flag(1, "ranks of a PD worker (--tensor-parallel), a device each")
-    pd_rank_speed: float = flag(1.0, "how many times as fast as one rank's the steps of --pd-ranks are")
-    devices: int = flag(4, "devices that the ratio is sought for")
-    rate: float = flag(0.0, "requests per second to buy devices for")
+    pd_ranks: int = flag(1, "ranks of a PD worker (--tensor-parallel), a device each", minimum=1, maximum=64)
+    pd_rank_speed: float = flag(
+        1.0, "how many times as fast as one rank's the steps of --pd-ranks are", minimum=MOMENT
+    )
+    devices: int = flag(4, "devices that the ratio is sought for", minimum=1)
+    rate: float = flag(0.0, "requests per second to buy devices for", minimum=0)
     price: str = flag("", "dollars per hour and device: 1.5, or a100=1.5,b60=0.4; without it no costs")
-    budget: float = flag(0.0, "dollars per hour that a shape may cost, instead of --devices")
+    budget: float = flag(0.0, "dollars per hour that a shape may cost, instead of --devices", minimum=0)
     scale: bool = flag(False, "how far up to 1000 workers go, and what is full first")
-    store_bandwidth: float = flag(0.0, "GB/s of the store, for --scale; as measured")
+    store_bandwidth: float = flag(0.0, "GB/s of the store, for --scale; as measured", minimum=0)
     kv_bandwidth: float = flag(
         0.0,
         "GB/s of KV from prefill to decode workers, as by NIXL; 0: by the store, as it was measured",
+        minimum=0,
     )
     quick: bool = flag(False, "one load instead of --repeats, and no sensitivity")
-    repeats: int = flag(3, "loads that the best shapes are tried with")
-    seed: int = flag(0, "decides texts, pictures and times")
+    repeats: int = flag(3, "loads that the best shapes are tried with", minimum=1)
+    seed: int = flag(0, "decides texts, pictures and times", minimum=0)
     json: Path | None = flag(None, "result file", kind=Path)
     plot: Path | None = flag(None, "picture, .png or .svg", kind=Path)
 
@@ -67,8 +70,8 @@ def plan(options: PlanOptions) -> None:
     from triptych_bench.simulator.plan.tables import show
 
     question = _question(options)
-    rate = _at_least_0("--rate", options.rate)
-    store_rate = _at_least_0("--store-bandwidth", options.store_bandwidth) * 1e9
+    rate = options.rate
+    store_rate = options.store_bandwidth * 1e9
     check_question(question)
     _check_files(options)
     with lines_on_stderr():
@@ -97,7 +100,7 @@ def _question(options: PlanOptions) -> Question:
     if options.gpu and options.pd_gpu and options.encoder_gpu:
         raise ConfigError("--gpu is every worker's device: leave it out beside --encoder-gpu and --pd-gpu")
     names = tuple(dict.fromkeys(name.lower() for name in (pd, encoder or pd)))
-    kv_bandwidth = _at_least_0("--kv-bandwidth", options.kv_bandwidth) * 1e9
+    kv_bandwidth = options.kv_bandwidth * 1e9
     prices = parse_prices(options.price, names)
     served = read_model(Path(options.model)) if options.model else QWEN3_VL
     unequal = len(names) > 1
@@ -121,14 +124,8 @@ def _question(options: PlanOptions) -> Question:
         encoder_device=(
             read_device(encoder, prices.get(names[-1]), encoder_flag, served=served) if unequal else None
         ),
-        budget=_at_least_0("--budget", options.budget),
+        budget=options.budget,
     )
-
-
-def _at_least_0(option: str, value: float) -> float:
-    if not 0 <= value < float("inf"):
-        raise ConfigError(f"{option} {value:g} must be a number of at least 0")
-    return value
 
 
 def _check_files(options: PlanOptions) -> None:
@@ -148,7 +145,7 @@ class ProfileArguments(CommandOptions):
     dtype: str = flag(
         "auto", "dtype of weights and embeddings", choices=("auto", "float32", "bfloat16", "float16")
     )
-    threads: int = flag(0, "torch threads of both sides; 0: as the workers choose")
+    threads: int = flag(0, "torch threads of both sides; 0: as the workers choose", minimum=0, maximum=1024)
     output: Path = flag(Path("profile.json"), "where the costs go")
     quick: bool = flag(False, "a small grid, in 40 seconds instead of three minutes")
 
@@ -166,8 +163,6 @@ def profile(given: ProfileArguments) -> None:
 
     if not given.output.absolute().parent.is_dir():
         raise ConfigError(f"--output {given.output}: there is no such folder")
-    if given.threads < 0:
-        raise ConfigError(f"--threads {given.threads} must be 0 or above")
     library_environment()
     path = resolve_model(given.model)
     from triptych_bench.simulator.profile.profile import ProfileOptions, measure, report, write_profile
