@@ -62,7 +62,7 @@ def read_origins(text: str) -> list[str]:
         if origin != ANY and not _ORIGIN.fullmatch(origin):
             raise ConfigError(
                 f"--allowed-origins {printable(origin[:80])!r} is no origin: write scheme and host, and "
-                "a port where it is not the scheme's own, without a path, like https://chat.example, or * for any"
+                "a port where it needs one, without a path, like https://chat.example, or * for any"
             )
     return origins
 
