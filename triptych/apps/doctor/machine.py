@@ -18,13 +18,25 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
 
 from triptych.apps.doctor.finding import CheckResult, fail, fail_of, note, ok
-from triptych.base.config import GIB, ProxyConfig, check_front_door, format_size, read_internal_token
+from triptych.base.config import (
+    GIB,
+    ProxyConfig,
+    check_front_door,
+    check_ports_differ,
+    format_size,
+    read_internal_token,
+)
 from triptych.base.config.flags import flags_of
 from triptych.base.config.tls import TlsFiles, check_front_encryption, front_door_tls, internal_tls
 from triptych.base.errors import ConfigError
 from triptych.base.machine.resources import allowed_cpus, available_memory, cpu_quota
 from triptych.base.rpc.ports import port_error
 from triptych.proxy.auth.keys import KeyLimits, KeyRing
+from triptych.proxy.http.hosts import own_names, read_origins
+from triptych.proxy.http.peers import TrustedProxies
+from triptych.proxy.media.connection import parse_rules
+from triptych.proxy.media.loader import checked_folder
+from triptych.proxy.media.spool import check_folder
 
 #: Least memory for any worker: the interpreter and torch take a third of it.
 MIN_MEMORY = GIB
@@ -186,6 +198,7 @@ def check_secrets(config: ProxyConfig) -> list[CheckResult]:
     findings += _attempt("internal token", lambda: _token(config))
     findings += _attempt("API keys", lambda: _keys(config))
     findings += _attempt("front door", lambda: _front_door(config))
+    findings += _attempt("requests", lambda: _requests(config))
     findings += _attempt("internal TLS", lambda: _certificate("internal TLS", internal_tls(config)))
     findings += _attempt("front TLS", lambda: _certificate("front TLS", front_door_tls(config)))
     return findings
@@ -234,6 +247,19 @@ def _front_door(config: ProxyConfig) -> CheckResult:
     check_front_door(config.host, api_key=config.api_key, api_key_file=config.api_key_file, auth=config.auth)
     check_front_encryption(config)
     return ok("front door", f"--host {config.host} may be served as configured")
+
+
+def _requests(config: ProxyConfig) -> CheckResult:
+    """What the proxy reads of hosts, origins, gateways, media and ports when it starts."""
+    check_ports_differ(config)
+    own_names(config, keys=False)
+    read_origins(config.allowed_origins)
+    TrustedProxies(config.trusted_proxies, proxy_protocol=config.proxy_protocol)
+    parse_rules(config.allow_media_hosts, config.allow_media_networks)
+    checked_folder(config.allowed_media_folder)
+    if config.spool_folder:
+        check_folder(config.spool_folder)
+    return ok("requests", "flags of hosts, origins, gateways, media and ports can be read")
 
 
 def _certificate(name: str, files: TlsFiles | None) -> CheckResult:
