@@ -48,7 +48,7 @@ from triptych.proxy.grpc.server import ProxyServicer, parses_of
 from triptych.proxy.http.connections import ConnectionLimits, raise_file_limit
 from triptych.proxy.http.delivery import DeliveryMiddleware
 from triptych.proxy.http.endpoint import BodyMiddleware
-from triptych.proxy.http.hosts import HostMiddleware, own_names
+from triptych.proxy.http.hosts import HostMiddleware, own_names, read_origins
 from triptych.proxy.http.peers import TrustedProxies
 from triptych.proxy.http.refusals import RefusalMiddleware, Refusals
 from triptych.proxy.http.server import HttpServer, bind
@@ -328,7 +328,7 @@ class ProxyProcess:
         if config.allowed_origins:
             app = CORSMiddleware(
                 app,
-                allow_origins=[origin.strip() for origin in config.allowed_origins.split(",")],
+                allow_origins=read_origins(config.allowed_origins),
                 allow_methods=["GET", "POST"],
                 allow_headers=["*"],
                 expose_headers=["X-Request-ID", "X-Triptych-Ignored-Fields", "Retry-After"],

@@ -262,7 +262,7 @@ class InputProcessor:
         if budget is not None and (reasoning is None or not self._grammars.after_reasoning):
             raise InvalidRequest(
                 "thinking_token_budget: this worker limits no reasoning: its model has none, "
-                "--reasoning-parser is none, or its engine is vLLM",
+                "--reasoning-parser is none, or its engine is vLLM: leave it out",
                 param="thinking_token_budget",
             )
         if output.finished is not None:

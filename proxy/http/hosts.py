@@ -15,11 +15,12 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from triptych.base.config import ProxyConfig, is_loopback
-from triptych.base.errors import ConfigError, Forbidden
+from triptych.base.errors import ConfigError, Forbidden, printable
 from triptych.proxy.http.connections import OPEN_PATHS
 from triptych.proxy.http.refusals import refuse
 
 ANY = "*"
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\\\s]+")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9_-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9_-]*[a-z0-9])?)*\.?")
 
 
@@ -28,7 +29,7 @@ class OwnNames:
 
     def __init__(self, hosts: str = "", origins: str = "") -> None:
         self._hosts = frozenset(_checked(name) for name in _words(hosts))
-        self._origins = frozenset(_words(origins))
+        self._origins = frozenset(read_origins(origins))
 
     def has_host(self, host: str) -> bool:
         """Whether a Host header, with or without a port, is one of them."""
@@ -52,6 +53,18 @@ def own_names(config: ProxyConfig, *, keys: bool) -> OwnNames | None:
     """The names under which the proxy answers; None: under every one. ConfigError for what is no name."""
     names = OwnNames(config.allowed_hosts, config.allowed_origins)
     return None if keys or not is_loopback(config.host) else names
+
+
+def read_origins(text: str) -> list[str]:
+    """The origins of `--allowed-origins`, as browsers write them. ConfigError for what is none."""
+    origins = [word.lower() for word in _words(text)]
+    for origin in origins:
+        if origin != ANY and not _ORIGIN.fullmatch(origin):
+            raise ConfigError(
+                f"--allowed-origins {printable(origin[:80])!r} is no origin: write scheme and host, and "
+                "a port where it needs one, without a path, like https://chat.example, or * for any"
+            )
+    return origins
 
 
 def _words(text: str) -> Iterable[str]:

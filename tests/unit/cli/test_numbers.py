@@ -36,6 +36,8 @@ def test_every_number_of_every_command_has_a_least_value():
     ("command", "option", "value", "told"),
     [
         ("proxy", "--max-body", "0", "1.0 KiB or more"),
+        # A store without an item takes more.
+        ("serve", "--store-memory", "1MiB", "4.0 MiB or more"),
         ("proxy", "--max-media-bytes", "65MiB", "64.0 MiB or less"),
         ("proxy", "--request-timeout", "-1", "range"),
         ("proxy", "--request-timeout", "nan", "finite"),

@@ -262,6 +262,12 @@ def test_files_beside_a_list_of_messages_are_refused():
         conversation([{"role": "user", "content": "x"}], [PNG])
 
 
+@pytest.mark.parametrize("messages", [None, 5, {"role": "user", "content": "x"}, ["why?"]])
+def test_what_is_no_question_and_no_conversation_is_refused_before_it_is_sent(messages: Any) -> None:
+    with pytest.raises(InvalidRequest, match="a question as a text, or a list of messages"):
+        conversation(messages, ())
+
+
 @pytest.mark.parametrize(
     ("data", "kind"),
     [

@@ -83,6 +83,11 @@ def conversation(
             "message's content",
             param="files",
         )
+    given: object = messages
+    if not isinstance(given, Sequence) or not all(isinstance(one, Mapping) for one in given):
+        raise InvalidRequest(
+            "give a question as a text, or a list of messages, each a dict", param="messages"
+        )
     return list(messages)
 
 

@@ -196,7 +196,7 @@ class ClusterConfig(Config):
     )
     replicas: int = flag(1, "number of replicas, with --topology colocated", minimum=1, maximum=MAX_WORKERS)
     store_memory: int = flag(
-        512 * MIB, "memory of the store that --store auto starts", size=True, minimum=MIB
+        512 * MIB, "memory of the store that --store auto starts", size=True, minimum=4 * MIB
     )
 
     @property

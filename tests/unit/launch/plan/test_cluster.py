@@ -32,14 +32,14 @@ def test_the_cluster_makes_up_a_token_of_its_own_and_keeps_client_keys_from_the_
 @pytest.mark.parametrize(("replicas", "connector"), [(1, "memory"), (2, "redis")])
 def test_a_replica_alone_keeps_its_embeddings_and_several_share_them(tmp_path, replicas, connector):
     words = ["--topology", "colocated", "--replicas", str(replicas), "--encoder-batch-patches", "7"]
-    config = serve_config(*words, "--store-memory", "1MiB")
+    config = serve_config(*words, "--store-memory", "4MiB")
     plan = plan_cluster(share_cores(config, 2), tmp_path)
     assert [name for name, _ in plan.workers] == [f"colocated-{index}" for index in range(replicas)]
     assert plan.pools == {"encoder": replicas, "pd": replicas}
     command = plan.workers[0][1]
     assert command[3] == "colocated"
     given = parse(ColocatedConfig, "colocated", *command[4:])
-    assert (given.connector, given.store_memory) == (connector, 1 << 20)
+    assert (given.connector, given.store_memory) == (connector, 4 << 20)
     assert (given.encoder.encoder_batch_patches, given.pd.served_model_name) == (7, "demo")
 
 

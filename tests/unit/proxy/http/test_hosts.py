@@ -6,7 +6,7 @@ import pytest
 
 from triptych.base.config import ProxyConfig
 from triptych.base.errors import ConfigError
-from triptych.proxy.http.hosts import OwnNames, own_names
+from triptych.proxy.http.hosts import OwnNames, own_names, read_origins
 
 OWN = [
     "localhost",
@@ -66,3 +66,16 @@ def test_a_proxy_with_keys_or_for_other_machines_answers_under_every_name():
     assert own_names(ProxyConfig(host="127.0.0.1"), keys=False) is not None
     assert own_names(ProxyConfig(host="127.0.0.1"), keys=True) is None
     assert own_names(ProxyConfig(host="0.0.0.0"), keys=False) is None
+
+
+@pytest.mark.parametrize(
+    "origin", ["chat.example", "https://chat.example/", "https://chat.example/app", "https://", "a b"]
+)
+def test_an_origin_that_no_browser_would_send_is_refused_by_its_flag(origin):
+    with pytest.raises(ConfigError, match="--allowed-origins"):
+        read_origins(f"https://page.example, {origin}")
+
+
+def test_origins_are_read_as_browsers_write_them():
+    text = "HTTPS://Chat.Example, http://localhost:3000, app://desk, *"
+    assert read_origins(text) == ["https://chat.example", "http://localhost:3000", "app://desk", "*"]
