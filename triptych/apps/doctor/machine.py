@@ -32,11 +32,6 @@ from triptych.base.errors import ConfigError
 from triptych.base.machine.resources import allowed_cpus, available_memory, cpu_quota
 from triptych.base.rpc.ports import port_error
 from triptych.proxy.auth.keys import KeyLimits, KeyRing
-from triptych.proxy.http.hosts import own_names, read_origins
-from triptych.proxy.http.peers import TrustedProxies
-from triptych.proxy.media.connection import parse_rules
-from triptych.proxy.media.loader import checked_folder
-from triptych.proxy.media.spool import check_folder
 
 #: Least memory for any worker: the interpreter and torch take a third of it.
 MIN_MEMORY = GIB
@@ -252,6 +247,14 @@ def _front_door(config: ProxyConfig) -> CheckResult:
 def _requests(config: ProxyConfig) -> CheckResult:
     """What the proxy reads of hosts, origins, gateways, media and ports when it starts."""
     check_ports_differ(config)
+    try:
+        from triptych.proxy.http.hosts import own_names, read_origins
+        from triptych.proxy.http.peers import TrustedProxies
+        from triptych.proxy.media.connection import parse_rules
+        from triptych.proxy.media.loader import checked_folder
+        from triptych.proxy.media.spool import check_folder
+    except ModuleNotFoundError as error:
+        return note("requests", f"{error.name} is not installed: flags of hosts and media are not read", "")
     own_names(config, keys=False)
     read_origins(config.allowed_origins)
     TrustedProxies(config.trusted_proxies, proxy_protocol=config.proxy_protocol)

@@ -208,7 +208,7 @@ class ProxyConfig(ServiceConfig):
 
 
 def check_ports_differ(config: ProxyConfig) -> None:
-    """ConfigError for a port that two servers of the proxy would listen at: one of them would hear nothing."""
+    """ConfigError for a port that two servers of the proxy would listen at: one would hear nothing."""
     taken: dict[tuple[str, int], str] = {}
     for flag_name, host, port in (
         ("--port", config.host, config.port),
