@@ -193,7 +193,7 @@ def check_secrets(config: ProxyConfig) -> list[CheckResult]:
     findings += _attempt("internal token", lambda: _token(config))
     findings += _attempt("API keys", lambda: _keys(config))
     findings += _attempt("front door", lambda: _front_door(config))
-    findings += _attempt("requests", lambda: _requests(config))
+    findings += _attempt("ports", lambda: _ports(config))
     findings += _attempt("internal TLS", lambda: _certificate("internal TLS", internal_tls(config)))
     findings += _attempt("front TLS", lambda: _certificate("front TLS", front_door_tls(config)))
     return findings
@@ -244,25 +244,9 @@ def _front_door(config: ProxyConfig) -> CheckResult:
     return ok("front door", f"--host {config.host} may be served as configured")
 
 
-def _requests(config: ProxyConfig) -> CheckResult:
-    """What the proxy reads of hosts, origins, gateways, media and ports when it starts."""
+def _ports(config: ProxyConfig) -> CheckResult:
     check_ports_differ(config)
-    try:
-        from triptych.proxy.http.hosts import own_names, read_origins
-        from triptych.proxy.http.peers import TrustedProxies
-        from triptych.proxy.media.connection import parse_rules
-        from triptych.proxy.media.loader import checked_folder
-        from triptych.proxy.media.spool import check_folder
-    except ModuleNotFoundError as error:
-        return note("requests", f"{error.name} is not installed: flags of hosts and media are not read", "")
-    own_names(config, keys=False)
-    read_origins(config.allowed_origins)
-    TrustedProxies(config.trusted_proxies, proxy_protocol=config.proxy_protocol)
-    parse_rules(config.allow_media_hosts, config.allow_media_networks)
-    checked_folder(config.allowed_media_folder)
-    if config.spool_folder:
-        check_folder(config.spool_folder)
-    return ok("requests", "flags of hosts, origins, gateways, media and ports can be read")
+    return ok("ports", "no two servers are given one")
 
 
 def _certificate(name: str, files: TlsFiles | None) -> CheckResult:
