@@ -20,6 +20,7 @@ from triptych.base.config import (
     ProxyConfig,
     check_drain_timeout,
     check_front_door,
+    check_ports_differ,
     check_scaling,
     is_loopback,
 )
@@ -89,6 +90,7 @@ async def run(config: ProxyConfig) -> None:
     check_stall_timeout(config.stall_timeout)
     check_drain_timeout(config.drain_timeout)
     check_scaling(config.scaling)
+    check_ports_differ(config)
     check_tracing(config)
     bound_heap()
     keys = _key_ring(config)

@@ -142,3 +142,10 @@ def test_no_secret_is_shown(token, tmp_path):
 )
 def test_a_certificate_is_judged_by_its_last_day(days, verdict):
     assert certificate_finding("front TLS", 1e9 + days * DAY, 1e9).verdict is verdict
+
+
+def test_a_port_that_is_given_twice_fails():
+    config = ProxyConfig(port=9000, grpc_port=9000)
+    (finding,) = (one for one in check_secrets(config) if one.check == "ports")
+    assert finding.verdict is CheckOutcome.FAIL
+    assert "--grpc-port 9000" in finding.found

@@ -18,7 +18,14 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
 
 from triptych.apps.doctor.finding import CheckResult, fail, fail_of, note, ok
-from triptych.base.config import GIB, ProxyConfig, check_front_door, format_size, read_internal_token
+from triptych.base.config import (
+    GIB,
+    ProxyConfig,
+    check_front_door,
+    check_ports_differ,
+    format_size,
+    read_internal_token,
+)
 from triptych.base.config.flags import flags_of
 from triptych.base.config.tls import TlsFiles, check_front_encryption, front_door_tls, internal_tls
 from triptych.base.errors import ConfigError
@@ -186,6 +193,7 @@ def check_secrets(config: ProxyConfig) -> list[CheckResult]:
     findings += _attempt("internal token", lambda: _token(config))
     findings += _attempt("API keys", lambda: _keys(config))
     findings += _attempt("front door", lambda: _front_door(config))
+    findings += _attempt("ports", lambda: _ports(config))
     findings += _attempt("internal TLS", lambda: _certificate("internal TLS", internal_tls(config)))
     findings += _attempt("front TLS", lambda: _certificate("front TLS", front_door_tls(config)))
     return findings
@@ -234,6 +242,11 @@ def _front_door(config: ProxyConfig) -> CheckResult:
     check_front_door(config.host, api_key=config.api_key, api_key_file=config.api_key_file, auth=config.auth)
     check_front_encryption(config)
     return ok("front door", f"--host {config.host} may be served as configured")
+
+
+def _ports(config: ProxyConfig) -> CheckResult:
+    check_ports_differ(config)
+    return ok("ports", "no two servers are given one")
 
 
 def _certificate(name: str, files: TlsFiles | None) -> CheckResult:

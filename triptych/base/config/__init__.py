@@ -20,7 +20,7 @@ from triptych.base.config.flags import (
     format_size,
     parse_size,
 )
-from triptych.base.config.proxy import ProxyConfig, ScalingConfig, check_scaling
+from triptych.base.config.proxy import ProxyConfig, ScalingConfig, check_ports_differ, check_scaling
 from triptych.base.config.service import ServiceConfig, check_drain_timeout
 from triptych.base.config.tls import (
     TlsFiles,
@@ -65,6 +65,7 @@ __all__ = [
     "check_front_door",
     "check_front_encryption",
     "check_scaled",
+    "check_ports_differ",
     "check_scaling",
     "check_worker_encryption",
     "format_size",

@@ -205,3 +205,17 @@ class ProxyConfig(ServiceConfig):
     )
     metrics_host: str = flag("", "address to bind --metrics-port to; default: --host")
     scaling: ScalingConfig = part(ScalingConfig)
+
+
+def check_ports_differ(config: ProxyConfig) -> None:
+    """ConfigError for a port that two servers of the proxy would listen at: one would hear nothing."""
+    taken: dict[tuple[str, int], str] = {}
+    for flag_name, host, port in (
+        ("--port", config.host, config.port),
+        ("--grpc-port", config.host, config.grpc_port),
+        ("--metrics-port", config.metrics_host or config.host, config.metrics_port),
+        ("--scaler-port", config.scaling.scaler_host, config.scaling.scaler_port),
+    ):
+        if port and (other := taken.get((host, port))):
+            raise ConfigError(f"{flag_name} {port} is {other}'s too: give each a port of its own")
+        taken[host, port] = flag_name
