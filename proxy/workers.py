@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from triptych.base.errors import RETRY_AFTER, InvalidRequest, NotFound, Unavailable
+from triptych.base.errors import RETRY_AFTER, InvalidRequest, ModelNotFound, Unavailable
 from triptych.base.hashing import tower_of
 from triptych.base.machine.worker_load import WorkerLoad
 from triptych.base.types import ITEMS, TASKS, WorkerInfo
@@ -244,7 +244,8 @@ class KnownWorkers:
     def resolve_model(self, name: str, allowed: Collection[str] | None = None) -> str:
         """The model or adapter that a request means; an empty name means the only model.
 
-        InvalidRequest or NotFound, which name what there is, to its key; Unavailable while nothing is known.
+        InvalidRequest or ModelNotFound, which name what there is, to its key; Unavailable while nothing is
+        known.
         """
         models, adapters = self.models(allowed), self.adapters(allowed)
         if name in models or name in adapters:
@@ -259,7 +260,7 @@ class KnownWorkers:
         there = ", ".join((models + adapters)[:MAX_SHOWN]) or "none for this key"
         if not name:
             raise InvalidRequest(f"model must name one of {there}", param="model")
-        raise NotFound(f"model {name[:80]!r} is not served here; there is {there}", param="model")
+        raise ModelNotFound(f"model {name[:80]!r} is not served here; there is {there}", param="model")
 
     def live_models(self) -> list[str]:
         return sorted({worker.info.model for worker in self.serving("pd")})

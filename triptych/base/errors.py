@@ -89,6 +89,12 @@ class NotFound(InvalidRequest):
     grpc_status = "NOT_FOUND"
 
 
+class ModelNotFound(NotFound):
+    """By OpenAI's code, at which clients try another model."""
+
+    code = "model_not_found"
+
+
 class MethodNotAllowed(InvalidRequest):
     status = 405
     code = "method_not_allowed"
@@ -130,6 +136,7 @@ _BY_CODE: dict[str, type[RequestError]] = {
         ContextTooLong,
         RequestTimeout,
         NotFound,
+        ModelNotFound,
         MethodNotAllowed,
         Overloaded,
         RateLimited,

@@ -71,7 +71,7 @@ async def test_refusals_are_in_the_log_and_on_the_page_and_hold_no_line_of_a_cli
             for _ in range(50):
                 assert await send(cluster, "POST", CHAT, json={**HELLO, "model": "renamed"}) == 404
         lines = [record.message for record in caplog.records if record.name == "triptych.proxy.http.refusals"]
-        assert lines == [f"{CHAT} refused with 404: not_found"]
+        assert lines == [f"{CHAT} refused with 404: model_not_found"]
         reply = await cluster.client._client.get(f"http://127.0.0.1:{cluster.port}/cluster")
         [row] = reply.json()["failures"]
         assert row["what"] == f"requests to {CHAT} are refused with 404"
