@@ -34,7 +34,8 @@ OF_BOTH: list[tuple[dict[str, Any], str]] = [
     ({"store": ""}, "--store"),
     ({"store": "unix:///nowhere/store.sock"}, "--store"),
     ({"host": "0.0.0.0"}, "--internal-token"),
-    ({"host": "0.0.0.0", "internal_token": "t"}, "--advertise"),
+    ({"host": "0.0.0.0", "internal_token": "t"}, "--tls-cert-file"),
+    ({"host": "0.0.0.0", "internal_token": "t", "insecure": True}, "--advertise"),
     ({"advertise": "0.0.0.0:1"}, "--advertise"),
     ({"device": "toaster"}, "--device"),
     ({"device": "cuda:99"}, "--device"),
@@ -58,5 +59,5 @@ async def test_a_taken_port_is_refused_at_the_start(good: dict[str, Any], start:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(ConfigError, match="taken"):
+        with pytest.raises(ConfigError, match="already in use"):
             await start(**good, **{flag: taken.getsockname()[1]})
