@@ -92,6 +92,7 @@ async def test_headers_above_their_limit_end_in_431(store: EmbeddingStore, flood
         writer.write(flood)
         reply = await all_of(reader)
         assert reply.startswith(b"HTTP/1.1 431 ")
+        writer.close()  # what it would send still is waited for
         await all_closed(cluster)
 
 
