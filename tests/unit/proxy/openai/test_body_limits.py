@@ -71,6 +71,7 @@ def growth(read: Callable[[bytes], object], half: bytes, whole: bytes) -> float:
     rounds than it needs."""
     least = {half: float("inf"), whole: float("inf")}
     # A full collection walks over the whole test process, and falls into the larger body.
+    gc.collect()
     gc.disable()
     try:
         for _ in range(5):
