@@ -218,9 +218,10 @@ def test_a_class_whose_encoder_has_modules_of_a_decoders_names_shares_nothing(tm
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("PIL.__version__", "0.0"),
-        ("transformers.__version__", "0.0"),
-        ("PIL.features.version", lambda name: f"another {name}"),
+        # Those that the module has: another test may import a package anew.
+        ("triptych.models.images.PIL.__version__", "0.0"),
+        ("triptych.models.images.transformers.__version__", "0.0"),
+        ("triptych.models.images.features.version", lambda name: f"another {name}"),
     ],
     ids=["Pillow", "transformers", "JPEG decoder"],
 )
