@@ -380,16 +380,16 @@ async def _connect(url: str, stop: asyncio.Event) -> EmbeddingStore | None:
     if not url:
         raise ConfigError("--store is missing: say --store redis://host:port/0 or unix:///path")
     deadline = asyncio.get_running_loop().time() + STORE_SECONDS
-    told = ""
+    logged = ""
     while not stop.is_set():
         try:
             return await EmbeddingStore.connect(url)
         except StoreUnavailable as error:
             if asyncio.get_running_loop().time() > deadline:
                 raise ConfigError(f"--store: the store does not answer: {error}") from None
-            if told != str(error):
-                told = str(error)
-                logger.warning("waits up to %g s for the store: %s", STORE_SECONDS, told)
+            if logged != str(error):
+                logged = str(error)
+                logger.warning("waits up to %g s for the store: %s", STORE_SECONDS, logged)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), 0.5)
     return None

@@ -90,7 +90,7 @@ class NotFound(InvalidRequest):
 
 
 class ModelNotFound(NotFound):
-    """By OpenAI's code, at which clients try another model."""
+    """A model that is not served, by OpenAI's code: clients with a list of models then try the next one."""
 
     code = "model_not_found"
 

@@ -1,4 +1,4 @@
-"""Variables that are misspelt are told, and nothing else is."""
+"""Misspelt variables are named in a warning; others are not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KNOWN = frozenset(variables_of(app))
         ("TRIPTYCH_API_KEYS_FILE", "TRIPTYCH_API_KEY_FILE"),
     ],
 )
-def test_a_misspelt_variable_is_told_with_the_one_that_is_meant(written: str, meant: str) -> None:
+def test_a_misspelt_variable_is_named_with_the_one_that_is_meant(written: str, meant: str) -> None:
     assert misspelt({written: "1", "HOME": "/"}, KNOWN) == [(written, meant)]
 
 
@@ -31,7 +31,7 @@ def test_variables_of_ours_of_services_and_of_others_are_not_misspelt() -> None:
     assert misspelt(dict.fromkeys((*links, *others), ""), KNOWN) == []
 
 
-def test_a_child_does_not_tell_again_what_its_parent_has_told() -> None:
+def test_a_child_process_does_not_warn_again_as_its_parent_did() -> None:
     assert misspelt({"TRIPTYCH_PROT": "1", PARENT_VARIABLE: "1"}, KNOWN) == []
 
 
@@ -42,6 +42,6 @@ def test_the_command_says_so_and_goes_on(
     monkeypatch.setattr("sys.argv", ["triptych", "--version"])
     with pytest.raises(SystemExit) as ended:
         main()
-    told = capsys.readouterr()
-    assert "TRIPTYCH_PROT does nothing: did you mean TRIPTYCH_PORT?" in told.err
-    assert told.out.startswith("triptych ") and not ended.value.code
+    printed = capsys.readouterr()
+    assert "TRIPTYCH_PROT does nothing: did you mean TRIPTYCH_PORT?" in printed.err
+    assert printed.out.startswith("triptych ") and not ended.value.code

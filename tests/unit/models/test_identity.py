@@ -218,7 +218,7 @@ def test_a_class_whose_encoder_has_modules_of_a_decoders_names_shares_nothing(tm
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        # Those that the module has: another test may import a package anew.
+        # The module's own references: another test may have imported a package again.
         ("triptych.models.images.PIL.__version__", "0.0"),
         ("triptych.models.images.transformers.__version__", "0.0"),
         ("triptych.models.images.features.version", lambda name: f"another {name}"),

@@ -1,4 +1,4 @@
-"""Ports that cannot be bound: the reason is told as it is, and before a model is loaded."""
+"""Ports that cannot be bound: the error gives the system's reason, before a model is loaded."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ def test_no_server_calls_a_port_taken_where_the_address_is_another_machines() ->
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({}, "--port"),
         ({"port": 0, "tls_cert_file": "c", "tls_key_file": "k", "tls_ca_file": "a"}, "--tls-cert-file"),
         ({"port": 0, "host": "0.0.0.0", "internal_token": "0123456789abcdef"}, "--tls-cert-file"),
     ],
 )
-async def test_what_a_worker_cannot_serve_with_is_told_before_it_asks_the_store_or_loads(
-    taken: int, given: dict[str, Any], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_what_a_worker_cannot_serve_with_is_refused_before_it_asks_the_store_or_loads(
+    taken: int, given: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     config = EncoderConfig(**{"store": "redis://127.0.0.1:1/0", "port": taken, **given})
-    with pytest.raises(ConfigError, match=told) as refused:
+    with pytest.raises(ConfigError, match=message) as refused:
         async with worker_process(config):
             pass
     assert "--store" not in str(refused.value)

@@ -29,7 +29,7 @@ def variables_of(group: click.Group) -> Iterator[str]:
 def misspelt(environment: Mapping[str, str], known: Iterable[str]) -> list[tuple[str, str]]:
     """The variables that nothing reads, each with the one that is probably meant.
 
-    Children of ours have what their parent was given, which has told it.
+    None in our own child processes: their parent, which had the same ones, has warned.
     """
     if PARENT_VARIABLE in environment:
         return []

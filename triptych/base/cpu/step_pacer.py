@@ -254,7 +254,7 @@ def step_pacer(
 
     Where other workers leave cores it computes on up to `maximum`, but steps of less than `many` rows on one
     thread. `own_core` is for a worker of one thread, in those steps: more would have to share the core.
-    `follows`: without a page, threads may be fewer than `maximum`.
+    `follows`: without a page, the number of threads follows the rows of a step, and waits for cores.
     """
     if not page:
         return FollowsRows(maximum, many) if follows and maximum > 1 else StepPacer()
