@@ -43,6 +43,7 @@ from triptych.proxy.auth.middleware import Authenticator, AuthMiddleware
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.encoders.encoder_client import open_stream
 from triptych.proxy.encoders.video_splitter import VideoSplitter
+from triptych.proxy.first_checks import check_proxy_flags
 from triptych.proxy.grpc.admission import GrpcAdmission, add_reflection, server_options
 from triptych.proxy.grpc.connections import GrpcConnections
 from triptych.proxy.grpc.server import ProxyServicer, parses_of
@@ -92,6 +93,7 @@ async def run(config: ProxyConfig) -> None:
     check_scaling(config.scaling)
     check_ports_differ(config)
     check_tracing(config)
+    check_proxy_flags(config)
     bound_heap()
     keys = _key_ring(config)
     certificates = proxy_certificates(config)

@@ -80,10 +80,12 @@ def check_model(config: ClusterConfig, given: str, pictures: str = "") -> Iterat
     from triptych.models.geometry import row_width
     from triptych.models.parallel.plan import check_divides
     from triptych.models.registry import family_of, resolve_device, resolve_dtype
+    from triptych.pd_worker.first_checks import check_pd_flags
     from triptych.pd_worker.vllm.adapters import read_adapters
     from triptych.pd_worker.vllm.connection import INSTALL, check_native, choose_engine, vllm_program
 
     check_supported(path, required_by_flags(pd))
+    check_pd_flags(path, pd)
     check_architecture(path, read_config(path))
     check_processor_libraries(path)
     device = resolve_device(pd.device)
