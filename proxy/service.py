@@ -43,7 +43,6 @@ from triptych.proxy.auth.middleware import Authenticator, AuthMiddleware
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.encoders.encoder_client import open_stream
 from triptych.proxy.encoders.video_splitter import VideoSplitter
-from triptych.proxy.first_checks import check_proxy_flags
 from triptych.proxy.grpc.admission import GrpcAdmission, add_reflection, server_options
 from triptych.proxy.grpc.connections import GrpcConnections
 from triptych.proxy.grpc.server import ProxyServicer, parses_of
@@ -54,6 +53,7 @@ from triptych.proxy.http.hosts import HostMiddleware, own_names, read_origins
 from triptych.proxy.http.peers import TrustedProxies
 from triptych.proxy.http.refusals import RefusalMiddleware, Refusals
 from triptych.proxy.http.server import HttpServer, bind
+from triptych.proxy.media.first_checks import check_proxy_flags
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.openai.app import make_app
 from triptych.proxy.openai.chat.endpoint import ApiLimits

@@ -11,10 +11,10 @@ from triptych.base.config import PDConfig, format_size
 from triptych.base.errors import ConfigError
 from triptych.base.machine.device import Device
 from triptych.models.base import DecoderSide
+from triptych.models.checkpoint.first_checks import check_length
 from triptych.models.geometry import CrossGeometry, DecoderGeometry
 from triptych.pd_worker.attention.attention import backend_on
 from triptych.pd_worker.core.admission import CrossLimits
-from triptych.pd_worker.first_checks import check_length
 
 #: A quarter goes to recurrent states: of the memory left for states and KV cache (without --state-memory),
 #: of the states' memory to snapshots, and of --swap-memory to swapped states.

@@ -251,7 +251,7 @@ def _ports(config: ProxyConfig) -> CheckResult:
 
 
 def _proxy_flags(config: ProxyConfig) -> CheckResult:
-    from triptych.proxy.first_checks import check_proxy_flags
+    from triptych.proxy.media.first_checks import check_proxy_flags
 
     check_proxy_flags(config)
     return ok("proxy flags", "names, origins, networks and the folder of media can be used")

@@ -6,13 +6,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from triptych.apps.launch.model_path import DEMO_MODEL
 from triptych.base.config import PDConfig
 from triptych.base.errors import ConfigError
-from triptych.pd_worker.first_checks import check_pd_flags
+from triptych.models.checkpoint.first_checks import check_model_len
+from triptych.pd_worker.frontend.first_checks import check_pd_flags
 
 REFUSED = [
     (("--max-model-len", "999999"), "above the checkpoint's 4096 positions: lower it"),
@@ -28,12 +30,17 @@ def with_config(folder: Path, **config: object) -> Path:
     return folder
 
 
+def check(path: Path, **flags: Any) -> None:
+    check_model_len(path, PDConfig(**flags))
+    check_pd_flags(PDConfig(**flags))
+
+
 @pytest.mark.parametrize(("flags", "words"), REFUSED)
 def test_a_flag_that_no_pd_worker_takes_is_refused_by_name(flags: tuple[str, str], words: str) -> None:
     field = flags[0].removeprefix("--").replace("-", "_")
     value = int(flags[1]) if field == "max_model_len" else flags[1]
     with pytest.raises(ConfigError) as refused:
-        check_pd_flags(DEMO_MODEL, PDConfig(**{field: value}))
+        check(DEMO_MODEL, **{field: value})
     assert words in str(refused.value)
 
 
@@ -46,9 +53,9 @@ def test_a_flag_that_no_pd_worker_takes_is_refused_by_name(flags: tuple[str, str
     ],
 )
 def test_a_length_is_compared_with_the_decoders_own_positions(config, tmp_path: Path) -> None:
-    check_pd_flags(with_config(tmp_path, **config), PDConfig(max_model_len=64))
+    check(with_config(tmp_path, **config), max_model_len=64)
     with pytest.raises(ConfigError, match="above the checkpoint's 64 positions"):
-        check_pd_flags(tmp_path, PDConfig(max_model_len=65))
+        check(tmp_path, max_model_len=65)
 
 
 @pytest.mark.parametrize(
@@ -56,12 +63,12 @@ def test_a_length_is_compared_with_the_decoders_own_positions(config, tmp_path: 
 )
 def test_the_length_of_what_vllm_serves_is_left_to_it(flags: dict[str, str], tmp_path: Path) -> None:
     config = with_config(tmp_path, max_position_embeddings=64)
-    check_pd_flags(config, PDConfig(max_model_len=65, **flags))
+    check(config, max_model_len=65, **flags)
 
 
 def test_positions_that_the_configuration_does_not_name_are_left_to_the_worker(tmp_path: Path) -> None:
     config = with_config(tmp_path, text_config={}, max_position_embeddings=64)
-    check_pd_flags(config, PDConfig(max_model_len=65))
+    check(config, max_model_len=65)
 
 
 @pytest.mark.parametrize(("flags", "words"), REFUSED[:3])
@@ -74,11 +81,15 @@ def test_serve_says_so_in_its_only_line_and_starts_nothing(flags: tuple[str, str
 
 def test_the_checks_import_neither_torch_nor_transformers() -> None:
     program = (
-        "import sys, triptych.pd_worker.first_checks as checks\n"
+        "import sys\n"
+        "from pathlib import Path\n"
         "from triptych.base.config import PDConfig\n"
-        f"checks.check_pd_flags({str(DEMO_MODEL)!r}, PDConfig(limit_mm_per_prompt='{{\"image\": 4}}'))\n"
+        "from triptych.models.checkpoint.first_checks import check_model_len\n"
+        "from triptych.pd_worker.frontend.first_checks import check_pd_flags\n"
+        f"check_model_len(Path({str(DEMO_MODEL)!r}), PDConfig(max_model_len=64))\n"
+        "check_pd_flags(PDConfig(limit_mm_per_prompt='{\"image\": 4}'))\n"
         "print(sorted({'torch', 'transformers'} & set(sys.modules)))\n"
-    ).replace(f"({str(DEMO_MODEL)!r}", f"(__import__('pathlib').Path({str(DEMO_MODEL)!r})")
+    )
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
