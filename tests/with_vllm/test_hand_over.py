@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,8 @@ TOKENS, LONG = 40, 120
 #: As on a GPU: a CPU's blocks of 128 tokens would be longer than most prompts here.
 BLOCKS = ("--block-size", "32")
 ROLES = ("prefill", "decode")
+#: Seconds.
+IDLE = 2.0
 COUNTER = "vllm:prompt_tokens_by_source_total"
 
 
@@ -112,6 +115,13 @@ async def test_36_requests_at_once_are_handed_over_and_equal_generate(door, chec
     assert read(door) - before > prompts / 4, "the receiver's own counter"
     assert door.total("proxy", "triptych_resumes_total") == 0
     assert not any("deprecated" in line and "kv_role" in line for line in logs(door))
+
+
+def test_servers_without_work_leave_their_cores_to_others(door):
+    before = [server.cpu_seconds() for server in door.servers]
+    time.sleep(IDLE)
+    used = [server.cpu_seconds() - was for server, was in zip(door.servers, before, strict=True)]
+    assert max(used) < IDLE / 4, "NIXL's progress threads wait for events"
 
 
 async def test_a_prefill_server_that_dies_loses_nothing_and_hands_over_again_when_it_is_back(
