@@ -21,6 +21,7 @@ from support.stores.server import StoreServer
 from support.vllm_engine.engines import WORDS
 from support.vllm_engine.front_door import FrontDoor, assert_varied_and_exact, holds, namespace_of
 from support.vllm_engine.server import VllmServer
+from triptych.pd_worker.vllm.kv_transfer import LEASE_SECONDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -28,6 +29,8 @@ TOKENS, LONG = 40, 120
 #: As on a GPU: a CPU's blocks of 128 tokens would be longer than most prompts here.
 BLOCKS = ("--block-size", "32")
 ROLES = ("prefill", "decode")
+#: Seconds in which the CPU time of servers is measured.
+REST = 2.0
 COUNTER = "vllm:prompt_tokens_by_source_total"
 
 
@@ -112,6 +115,20 @@ async def test_36_requests_at_once_are_handed_over_and_equal_generate(door, chec
     assert read(door) - before > prompts / 4, "the receiver's own counter"
     assert door.total("proxy", "triptych_resumes_total") == 0
     assert not any("deprecated" in line and "kv_role" in line for line in logs(door))
+
+
+async def test_servers_without_work_leave_their_cores_to_others(door):
+    """NIXL's progress threads wait for events; vLLM looks after what it keeps for others a while longer."""
+
+    async def at_rest() -> bool:
+        before = [server.cpu_seconds() for server in door.servers]
+        await asyncio.sleep(REST)
+        used = [server.cpu_seconds() - was for server, was in zip(door.servers, before, strict=True)]
+        return max(used) < REST / 4
+
+    async with asyncio.timeout(LEASE_SECONDS + 60):
+        while not await at_rest():
+            pass
 
 
 async def test_a_prefill_server_that_dies_loses_nothing_and_hands_over_again_when_it_is_back(

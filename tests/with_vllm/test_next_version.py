@@ -37,6 +37,7 @@ CALLS = {
         "collect_ec_item_metadata",
     ],
     "distributed/parallel_state.py": ["get_tp_group"],
+    "config/kv_transfer.py": ["KVTransferConfig.has_connector"],
     "config/model.py": ["ModelConfig.get_inputs_embeds_size"],
     "multimodal/inputs.py": ["PlaceholderRange.get_num_embeds"],
 }  # fmt: skip
@@ -47,7 +48,8 @@ NAMES = {
     ("multimodal/inputs.py", "MultiModalFeatureSpec"): {"data", "modality", "identifier", "mm_position"},
     ("multimodal/inputs.py", "PlaceholderRange"): {"offset", "length", "is_embed"},
     ("config/vllm.py", "VllmConfig"): {
-        "ec_transfer_config", "model_config", "parallel_config", "max_concurrent_batches",
+        "ec_transfer_config", "kv_transfer_config", "model_config", "parallel_config",
+        "max_concurrent_batches",
     },
     ("config/parallel.py", "ParallelConfig"): {"nnodes", "world_size", "distributed_executor_backend"},
     ("config/model.py", "ModelConfig"): {"dtype", "hf_config", "multimodal_config", "is_encoder_decoder"},

@@ -156,11 +156,19 @@ class VllmServer:
         """Samples of its /metrics page."""
         return scrape(f"{self.url}/metrics")
 
+    def _pids(self) -> list[int]:
+        assert self._process is not None
+        return [self._process.pid, *descendants(self._process.pid)]
+
+    def cpu_seconds(self) -> float:
+        """Of all its processes and their threads."""
+        stats = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in self._pids())
+        return sum(int(stat[11]) + int(stat[12]) for stat in stats) / os.sysconf("SC_CLK_TCK")
+
     def kill(self) -> None:
         """SIGKILL to the server and to its engine, as if their container ended."""
         assert self._process is not None
-        pids = [self._process.pid, *descendants(self._process.pid)]
-        for pid in pids:
+        for pid in self._pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()

@@ -47,7 +47,7 @@ class WorkerRange:
 def parse_workers(text: str, flag: str, *, minimum: int, maximum: int, to_zero: bool) -> WorkerRange:
     """The range that `text` means for an option `flag`; ConfigError, with the remedy, where it means none.
 
-    A fixed number is `least` to `most`; a range begins at 1, or where it may scale to zero at 0.
+    A fixed number is `minimum` to `maximum`; a range begins at 1, or where it may scale to zero at 0.
     """
     text = text[:40]
     first, dots, last = (part.strip() for part in text.partition(".."))
@@ -306,7 +306,7 @@ class ServeConfig(ClusterConfig):
     encoders: WorkerRange = flag(
         WorkerRange.fixed(0),
         "encoder workers; a range like 0..4 is autoscaled",
-        minimum=0,
+        minimum=1,
         maximum=MAX_WORKERS,
         to_zero=True,
         shown="with --cpu-sharing pace, which auto is on CPUs, one per core, up to 4; else 1",

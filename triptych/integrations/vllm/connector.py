@@ -7,6 +7,7 @@ worker. It is an adapter: the park table decides, the loader and the saver move 
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ from triptych.integrations.vllm.host_copies import CopyFolder, HostCopies, locke
 from triptych.integrations.vllm.mapped_copies import MappedCopies
 from triptych.integrations.vllm.options import ConnectorOptions, parse_options
 from triptych.integrations.vllm.park_table import ParkLimits, ParkTable
+from triptych.integrations.vllm.progress_thread import let_wait, makes_agents
 from triptych.integrations.vllm.requests import RequestItems, SaveOrder, needed_item, save_order
 from triptych.integrations.vllm.rows import (
     CopySource,
@@ -97,6 +99,8 @@ class TriptychECConnector(ECConnectorBase):  # type: ignore[misc]
                 vllm_config, self._options, is_consumer=self.is_consumer, is_producer=self.is_producer
             )
         else:
+            if _device().type == "cpu" and makes_agents(vllm_config.kv_transfer_config):
+                _let_nixl_wait()
             self._worker = _WorkerSide(vllm_config, self._options, is_producer=self.is_producer)
         logger.info("TriptychECConnector: %s of an %s", role.name.lower(), config.ec_role)
 
@@ -149,6 +153,14 @@ def _device() -> torch.device:
     if current_platform.is_cuda_alike():
         return torch.device(current_platform.device_type, torch.cuda.current_device())
     return torch.device(current_platform.device_type)
+
+
+def _let_nixl_wait() -> None:
+    # By vLLM's name, which sets what NIXL reads from the environment at its import.
+    from vllm.distributed.nixl_utils import NixlWrapper
+
+    if NixlWrapper is not None:  # else vLLM says so, and ends
+        let_wait(sys.modules[NixlWrapper.__module__].nixlBind)
 
 
 class _SchedulerSide:
