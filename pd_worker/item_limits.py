@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -14,10 +14,11 @@ from PIL import Image
 
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.types import prepared
-from triptych.models.audio import Silence
-from triptych.models.base import DecoderSide
-from triptych.models.generic.processor import GenericProcessor
 from triptych.models.video.clip import MAX_FRAMES, ClipInfo
+
+if TYPE_CHECKING:
+    from triptych.models.base import DecoderSide
+    from triptych.models.generic.processor import GenericProcessor
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=4096)]
 _Side = Annotated[int, msgspec.Meta(ge=1, le=8192)]
@@ -62,6 +63,9 @@ def max_embeddings(limits: Mapping[str, ItemLimit], decoder: DecoderSide, path: 
     Placeholder tokens without an embedding, such as timestamps and ends of rows, are not counted. Where the
     limits give no size of the largest item, a prompt is full of the modality's densest items.
     """
+    # With torch, which reading the limits does not need.
+    from triptych.models.generic.processor import GenericProcessor
+
     known = {name: limits.get(name) for name in decoder.modalities}
     if not decoder.token_ids:
         return tokens
@@ -106,6 +110,8 @@ def _is_sized(modality: str, limit: ItemLimit) -> bool:
 
 
 def _placeholder(processor: GenericProcessor, modality: str, limit: ItemLimit) -> Sequence[int]:
+    from triptych.models.audio import Silence
+
     width, height = limit.width or 1, limit.height or 1
     try:
         if modality == "audio":

@@ -53,6 +53,7 @@ from triptych.proxy.http.hosts import HostMiddleware, own_names, read_origins
 from triptych.proxy.http.peers import TrustedProxies
 from triptych.proxy.http.refusals import RefusalMiddleware, Refusals
 from triptych.proxy.http.server import HttpServer, bind
+from triptych.proxy.media.first_checks import check_proxy_flags
 from triptych.proxy.media.loader import make_loader
 from triptych.proxy.openai.app import make_app
 from triptych.proxy.openai.chat.endpoint import ApiLimits
@@ -92,6 +93,7 @@ async def run(config: ProxyConfig) -> None:
     check_scaling(config.scaling)
     check_ports_differ(config)
     check_tracing(config)
+    check_proxy_flags(config)
     bound_heap()
     keys = _key_ring(config)
     certificates = proxy_certificates(config)

@@ -11,8 +11,9 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 _FIELD = "response_format"
 _MAX_CACHED = 32
+#: Functions that are tried one by one for which of them is refused: each may take as long as all.
+_MAX_TRIED = 16
 #: No blanks between the parts of JSON: a small model would write little else.
 _OPTIONS: JsonCompileOptions = {
     "item_separator": ",",
@@ -143,7 +146,7 @@ class GrammarCompiler:
     def _compile(self, output_format: OutputFormat) -> tuple[LLMatcher, OutputFormat]:
         """The matcher, and the format that it is of."""
         if output_format.kind == CALLS:
-            return self._matcher(self._calls(output_format.text)), output_format
+            return self._calls(output_format.text), output_format
         if self._closes and output_format.kind == "json_schema" and not output_format.open:
             closed = closed_schema(_read_schema(output_format.text))
             form = replace(output_format, text=json.dumps(closed, ensure_ascii=False), open=True)
@@ -152,15 +155,28 @@ class GrammarCompiler:
             # Bounds that the parser takes nowhere are no reason to refuse what the client has written.
         return self._matcher(_grammar(output_format)), output_format
 
-    def _calls(self, text: str) -> str:
+    def _calls(self, text: str) -> LLMatcher:
+        """The matcher of calls; InvalidRequest names the function whose schema alone is refused, too."""
+        schemas = json.loads(text)
+        try:
+            return self._matcher_of(schemas)
+        except InvalidRequest:
+            held = ((name, schema) for name, schema in schemas.items() if schema is not None)
+            for name, schema in islice(held, _MAX_TRIED):
+                try:
+                    self._matcher_of({name: schema})
+                except InvalidRequest as error:
+                    reason = error.message.removeprefix(f"{_FIELD}: ")
+                    raise _refusal(f"the parameters of {name}: {reason}") from error
+            raise
+
+    def _matcher_of(self, schemas: Mapping[str, Any]) -> LLMatcher:
         from llguidance import LLMatcher
 
-        schemas = {
-            name: schema if schema is None else _checked(schema) for name, schema in json.loads(text).items()
-        }
+        checked = {name: schema if schema is None else _checked(schema) for name, schema in schemas.items()}
         if self._closes:
-            schemas = {name: schema and closed_schema(schema) for name, schema in schemas.items()}
-        return str(LLMatcher.grammar_from_lark(call_grammar(schemas, self._backend)))
+            checked = {name: schema and closed_schema(schema) for name, schema in checked.items()}
+        return self._matcher(str(LLMatcher.grammar_from_lark(call_grammar(checked, self._backend))))
 
     def _matcher(self, grammar: str) -> LLMatcher:
         from llguidance import LLMatcher

@@ -149,6 +149,12 @@ class ReasoningMask:
             self._spent += 1
 
 
+def check_reasoning_parser(parser: str) -> None:
+    """ConfigError for a name that does not exist."""
+    if parser not in (names := ("auto", "none", *PARSERS, *_ALIASES)):
+        raise ConfigError(f"--reasoning-parser {parser!r} must be one of {', '.join(names)}")
+
+
 def find_reasoning(parser: str, template: str, tokenizer: Tokenizer) -> Reasoning | None:
     """The reasoning of a checkpoint as `--reasoning-parser` names it; "auto" by its chat template.
 
@@ -162,8 +168,5 @@ def find_reasoning(parser: str, template: str, tokenizer: Tokenizer) -> Reasonin
             if markers.end in template and None not in known:
                 return Reasoning(markers, tokenizer)
         return None
-    named = PARSERS.get(_ALIASES.get(parser, parser))
-    if named is None:
-        names = ", ".join(("auto", "none", *PARSERS, *_ALIASES))
-        raise ConfigError(f"--reasoning-parser {parser!r} must be one of {names}")
-    return Reasoning(named, tokenizer)
+    check_reasoning_parser(parser)
+    return Reasoning(PARSERS[_ALIASES.get(parser, parser)], tokenizer)

@@ -11,6 +11,7 @@ from triptych.base.config import PDConfig, format_size
 from triptych.base.errors import ConfigError
 from triptych.base.machine.device import Device
 from triptych.models.base import DecoderSide
+from triptych.models.checkpoint.first_checks import check_length
 from triptych.models.geometry import CrossGeometry, DecoderGeometry
 from triptych.pd_worker.attention.attention import backend_on
 from triptych.pd_worker.core.admission import CrossLimits
@@ -95,10 +96,7 @@ def max_model_len(config: PDConfig, geometry: DecoderGeometry, dtype: torch.dtyp
     known yet.
     """
     limit = geometry.max_position_embeddings
-    if config.max_model_len > limit:
-        raise ConfigError(
-            f"--max-model-len {config.max_model_len} is above the checkpoint's {limit} positions: lower it"
-        )
+    check_length(config.max_model_len, limit)
     if config.max_model_len or not config.kv_memory:
         return longest_request(config, geometry)
     held = config.kv_memory // block_bytes(geometry, config.block_size, dtype) * config.block_size

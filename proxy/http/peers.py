@@ -60,7 +60,7 @@ def _network(text: str, flag: str) -> Network:
         return ipaddress.ip_network(text)
     except ValueError:
         raise ConfigError(
-            f"{flag}: {text!r} is not a network: write it like 10.1.0.0/16 or fd12::/16"
+            f"{flag} {text!r} is not a network: write it like 10.1.0.0/16 or fd12::/16"
         ) from None
 
 

@@ -36,7 +36,7 @@ def checked_folder(folder: str) -> str:
         return ""
     real = os.path.realpath(folder)
     if not os.path.isdir(real) or real == "/":
-        raise ConfigError(f"--allowed-media-folder {folder!r} is not a folder that can be served")
+        raise ConfigError(f"--allowed-media-folder {folder!r} is no folder to serve: name another, not /")
     return real
 
 

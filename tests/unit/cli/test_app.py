@@ -184,6 +184,11 @@ def test_the_namespace_is_that_of_encoder_workers_with_the_same_options(options)
     assert result.output == identity.namespace + "\n"
 
 
+def test_a_quantization_that_no_worker_has_makes_no_namespace():
+    result = CliRunner().invoke(app, ["namespace", str(DEMO_MODEL), "--quantization", "int4"])
+    assert result.exit_code == 2 and "--quantization" in result.output
+
+
 def test_a_made_key_goes_to_the_file_and_is_shown_beside_it():
     made = triptych("key", "alice")
     assert re.fullmatch(r"alice sha256:[0-9a-f]{64}\n", made.stdout)

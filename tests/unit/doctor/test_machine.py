@@ -149,3 +149,24 @@ def test_a_port_that_is_given_twice_fails():
     (finding,) = (one for one in check_secrets(config) if one.check == "ports")
     assert finding.verdict is CheckOutcome.FAIL
     assert "--grpc-port 9000" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("allowed_origins", "chat.example/path"),
+        ("allowed_hosts", "https://chat.example"),
+        ("trusted_proxies", "gateway"),
+        ("allow_media_networks", "10.0.0.0/33"),
+        ("allowed_media_folder", "/nowhere"),
+    ],
+)
+def test_a_flag_that_the_proxy_refuses_fails_with_the_remedy(flag: str, value: str) -> None:
+    finding = _findings_of_secrets(**{flag: value})["proxy flags"]
+    assert finding.verdict is CheckOutcome.FAIL and finding.remedy
+    assert f"--{flag.replace('_', '-')}" in finding.found and value in finding.found
+
+
+def test_flags_that_the_proxy_takes_are_told(tmp_path: Path) -> None:
+    flags = {"allowed_origins": "https://chat.example", "allowed_media_folder": str(tmp_path)}
+    assert _findings_of_secrets(**flags)["proxy flags"].verdict is CheckOutcome.OK

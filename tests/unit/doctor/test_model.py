@@ -23,6 +23,7 @@ from triptych.base.errors import ConfigError
 from triptych.base.types import WorkerInfo
 from triptych.ec_connector import int8_rows
 from triptych.encoder_worker.loading import scales_of
+from triptych.models.checkpoint import quantized
 from triptych.models.registry import FAMILIES, load_decoder, load_encoder
 from triptych.pd_worker.attention.attention import ATTENTION_NAME
 from triptych.pd_worker.frontend.prompt import open_checkpoint
@@ -177,6 +178,8 @@ def test_adapters_are_read_and_refused_as_the_pd_worker_does(tmp_path):
 
 def test_a_dtype_that_a_vllm_of_the_workers_own_lacks_is_refused_as_there(tmp_path, monkeypatch):
     monkeypatch.setattr(connection, "vllm_program", lambda: "/venv/bin/vllm")
+    avx512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
+    monkeypatch.setattr(quantized, "cpu_flags", lambda: avx512)
     awq = {"quant_method": "awq", "bits": 4}
     path = edit_config(build_checkpoint("qwen3_vl", tmp_path / "model"), quantization_config=awq)
     with pytest.raises(ConfigError, match=r"awq \(4 bits\).*give --dtype float16"):

@@ -11,6 +11,7 @@ import pytest
 
 from support.data.items import make_plan
 from triptych.base.errors import ConfigError, InvalidRequest
+from triptych.models.generic import processor
 from triptych.pd_worker import item_limits
 from triptych.pd_worker.frontend.input_processor import check_item_counts
 from triptych.pd_worker.item_limits import ItemLimit, max_embeddings, parse_item_limits
@@ -57,7 +58,7 @@ def rows_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], int]:
         )
 
     monkeypatch.setattr(item_limits, "_placeholder", placeholder)
-    monkeypatch.setattr(item_limits, "GenericProcessor", lambda *_: None)
+    monkeypatch.setattr(processor, "GenericProcessor", lambda *_: None)
     decoder: Any = SimpleNamespace(modalities=("image", "video"), token_ids={"image": 1}, row_token_ids={ROW})
     return lambda text: max_embeddings(parse_item_limits(text), decoder, Path("/nowhere"), 1000)
 

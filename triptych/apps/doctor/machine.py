@@ -196,6 +196,7 @@ def check_secrets(config: ProxyConfig) -> list[CheckResult]:
     findings += _attempt("ports", lambda: _ports(config))
     findings += _attempt("internal TLS", lambda: _certificate("internal TLS", internal_tls(config)))
     findings += _attempt("front TLS", lambda: _certificate("front TLS", front_door_tls(config)))
+    findings += _attempt("proxy flags", lambda: _proxy_flags(config))
     return findings
 
 
@@ -247,6 +248,13 @@ def _front_door(config: ProxyConfig) -> CheckResult:
 def _ports(config: ProxyConfig) -> CheckResult:
     check_ports_differ(config)
     return ok("ports", "no two servers are given one")
+
+
+def _proxy_flags(config: ProxyConfig) -> CheckResult:
+    from triptych.proxy.media.first_checks import check_proxy_flags
+
+    check_proxy_flags(config)
+    return ok("proxy flags", "names, origins, networks and the folder of media can be used")
 
 
 def _certificate(name: str, files: TlsFiles | None) -> CheckResult:

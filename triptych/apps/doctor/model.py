@@ -71,6 +71,7 @@ def check_model(config: ClusterConfig, given: str, pictures: str = "") -> Iterat
         remedy = "fetch *.safetensors to have tensors, tokenizer, chat template and a sample checked, too"
         yield note("model", f"{path} holds no weights: only its config.json is checked", remedy)
     from triptych.models.checkpoint.architectures import check_architecture
+    from triptych.models.checkpoint.first_checks import check_model_len
     from triptych.models.checkpoint.folder import read_config
     from triptych.models.checkpoint.pooling import read_task
     from triptych.models.checkpoint.processor_libraries import check_processor_libraries
@@ -80,10 +81,13 @@ def check_model(config: ClusterConfig, given: str, pictures: str = "") -> Iterat
     from triptych.models.geometry import row_width
     from triptych.models.parallel.plan import check_divides
     from triptych.models.registry import family_of, resolve_device, resolve_dtype
+    from triptych.pd_worker.frontend.first_checks import check_pd_flags
     from triptych.pd_worker.vllm.adapters import read_adapters
     from triptych.pd_worker.vllm.connection import INSTALL, check_native, choose_engine, vllm_program
 
     check_supported(path, required_by_flags(pd))
+    check_model_len(path, pd)
+    check_pd_flags(pd)
     check_architecture(path, read_config(path))
     check_processor_libraries(path)
     device = resolve_device(pd.device)

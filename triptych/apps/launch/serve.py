@@ -33,6 +33,7 @@ from triptych.base.rpc.ports import check_port, port_error
 from triptych.base.rpc.tls.certificates import proxy_certificates
 from triptych.base.tracing.start import check_tracing
 from triptych.models.checkpoint.first_checks import check_encoder_model, check_pd_model
+from triptych.pd_worker.frontend.first_checks import check_pd_flags
 
 logger = logging.getLogger("launch")
 
@@ -63,6 +64,7 @@ def _checked(config: ServeConfig, fixed: Collection[str]) -> ServeConfig:
     path = resolve_model(resolve_demo(config.demo, config.model))
     check_encoder_model(path, config.encoder)
     check_pd_model(path, config.pd)
+    check_pd_flags(config.pd)
     proxy = with_free_ports(proxy, fixed)
     name = config.pd.served_model_name or model_name(path)
     return replace(

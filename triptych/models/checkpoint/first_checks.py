@@ -5,7 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from triptych.base.config import EncoderConfig, PDConfig
-from triptych.models.checkpoint.folder import check_folder, check_image_processor, given_template
+from triptych.base.errors import ConfigError
+from triptych.models.checkpoint.folder import (
+    check_folder,
+    check_image_processor,
+    given_template,
+    read_config,
+)
 from triptych.models.checkpoint.processor_libraries import check_processor_libraries
 from triptych.models.checkpoint.quantized import check_for_engine
 from triptych.models.checkpoint.support import check_supported, required_by_flags
@@ -26,3 +32,24 @@ def check_pd_model(path: Path, flags: PDConfig) -> None:
     check_folder(path, weights=flags.engine != "vllm" and not flags.engine_url)
     given_template(flags.chat_template)
     check_for_engine(path, flags)
+    check_model_len(path, flags)
+
+
+def check_model_len(path: Path, flags: PDConfig) -> None:
+    """ConfigError for a --max-model-len above the decoder's positions, where config.json says them.
+
+    vLLM, which `auto` may choose on a GPU, has rules of its own.
+    """
+    by_vllm = flags.engine == "vllm" or flags.engine_url or flags.device.startswith("cuda")
+    if by_vllm and flags.engine != "native":
+        return
+    config = read_config(path)
+    limit = config.get("text_config", config).get("max_position_embeddings")
+    if isinstance(limit, int):
+        check_length(flags.max_model_len, limit)
+
+
+def check_length(asked: int, limit: int) -> None:
+    """ConfigError for a --max-model-len above the checkpoint's positions."""
+    if asked > limit:
+        raise ConfigError(f"--max-model-len {asked} is above the checkpoint's {limit} positions: lower it")

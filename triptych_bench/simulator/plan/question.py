@@ -104,9 +104,12 @@ def parse_prices(text: str, names: tuple[str, ...]) -> dict[str, float]:
     for word in text.split(",") if text else ():
         name, _, price = word.rpartition("=")
         try:
-            result |= dict.fromkeys((name.strip().lower(),) if name else names, float(price))
+            given = dict.fromkeys((name.strip().lower(),) if name else names, float(price))
         except ValueError:
             raise ConfigError(f"--price {text!r}: write 1.5, or a100=1.5,b60=0.4 per device") from None
+        if again := ", ".join(sorted(given.keys() & result.keys())):
+            raise ConfigError(f"--price {text!r} names {again} twice: give each device one price")
+        result |= given
     if unknown := result.keys() - set(names):
         raise ConfigError(f"--price names {', '.join(sorted(unknown))}, but devices are {', '.join(names)}")
     if text and (missing := set(names) - result.keys()):

@@ -31,6 +31,9 @@
 {{- if or (has $flag $set) (and (eq $where "proxy") (eq $flag "--drain-timeout")) -}}
 {{- fail (printf "%s.args has %s, which the chart sets: change the value that it comes from, see the chart's README.md" $where $flag) -}}
 {{- end -}}
+{{- if regexMatch "^--[^ =]+ " $word -}}
+{{- fail (printf "%s.args has %q, one word: write two, %s" $where $word (regexReplaceAll " +" $word " and ")) -}}
+{{- end -}}
 {{- end -}}
 {{- end }}
 
@@ -61,6 +64,19 @@
 {{- end -}}
 {{- end }}
 
+{{/* What another source of the checkpoint needs is not given beside the demo model, which would be served under its name. */}}
+{{- define "triptych.checkModelSource" -}}
+{{- $model := .Values.model -}}
+{{- if eq $model.source "demo" -}}
+{{- $given := dict "pvc.existingClaim" $model.pvc.existingClaim "download.id" $model.download.id "image.reference" $model.image.reference "container.image" $model.container.image -}}
+{{- range $name, $value := $given -}}
+{{- if $value -}}
+{{- fail (printf "model.source is demo, and model.%s is given: set model.source to %s, or take it out" $name (first (splitList "." $name))) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
 {{/* A claim that the chart makes is mounted by pods of several nodes, or by one pod alone. */}}
 {{- define "triptych.checkModelClaim" -}}
 {{- $model := .Values.model -}}
@@ -81,8 +97,11 @@
 {{- if and (eq $store.mode "valkey") (not $store.acl) -}}
 {{- fail "store.acl is false and store.mode is valkey: the chart's own servers have a user for each role, and the default one is off; set store.acl to true, or store.mode to external" -}}
 {{- end -}}
-{{- if eq $store.mode "external" -}}
 {{- $secret := dig "name" "" $store.external.urlSecret -}}
+{{- if and (eq $store.mode "valkey") (or $store.external.url $secret) -}}
+{{- fail "store.mode is valkey, and store.external says where a store of yours is: set store.mode to external, or take it out" -}}
+{{- end -}}
+{{- if eq $store.mode "external" -}}
 {{- if and (not $store.external.url) (not $secret) -}}
 {{- fail "store.mode is external: give store.external.url, or store.external.urlSecret with the Secret that has the URL" -}}
 {{- end -}}
@@ -115,7 +134,7 @@
 {{- end -}}
 {{- $dtype := printf "--dtype %s" .vllm.dtype -}}
 {{- range $encoder := .values.encoderPools -}}
-{{- if not (contains $dtype (join " " (default $.values.encoder.args $encoder.args))) -}}
+{{- if not (contains $dtype (join " " (default $.values.encoder.args $encoder.args) | replace "--dtype=" "--dtype ")) -}}
 {{- fail (printf "encoderPools.%s: args have no %q: encoders save what vLLM reads, which computes in vllm.dtype" $encoder.name $dtype) -}}
 {{- end -}}
 {{- end -}}

@@ -61,9 +61,19 @@ async def test_an_output_that_another_worker_left_free_goes_on_free(client, mode
     assert answer.finished.reason in ("length", "stop")
 
 
-async def test_a_schema_that_cannot_be_held_is_refused_by_the_field_and_named(client) -> None:
+UNREADABLE = {"type": "object", "not": {}}
+OPEN_GROUP = {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"), [(UNREADABLE, "not is not supported"), (OPEN_GROUP, "the regular expression")]
+)
+async def test_a_schema_that_cannot_be_held_is_refused_by_the_field_and_function(client, schema, reason):
     message = client.message("refused", "Go", max_tokens=3)
-    message.template.tools = tools(True, {"type": "object", "not": {}})
+    function = {"name": "news", "parameters": schema, "strict": True}
+    two = [*json.loads(tools(True)), {"type": "function", "function": function}]
+    message.template.tools = json.dumps(two).encode()
     reply = await client.submit(message)
-    assert reply.error.param == "tools" and reply.error.message.startswith("tools: not is not supported")
+    assert reply.error.param == "tools"
+    assert reply.error.message.startswith(f"tools: the parameters of news: {reason}")
     assert reply.error.message.endswith("; or leave strict out")

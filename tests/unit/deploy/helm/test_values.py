@@ -89,6 +89,9 @@ def test_the_readme_is_made_from_the_schema() -> None:
         ({"logLevel": "trace"}, "logLevel"),
         ({"tls": {"certManager": {"issuerRef": {"kind": "Issuer"}}}}, "name"),
         ({"proxy": {"terminationGracePeriodSeconds": 5}}, "terminationGracePeriodSeconds"),
+        ({"proxy": {"trustedProxies": ["gateway"]}}, "proxy/trustedProxies/0"),
+        ({"store": {"mode": "external", "external": {"url": "redis.example:6379"}}}, "store/external/url"),
+        ({"pd": None}, "missing property 'pd'"),
     ],
 )
 def test_a_value_that_the_schema_does_not_allow_is_refused(values: dict[str, Any], words: str) -> None:
@@ -152,6 +155,12 @@ ROUTE = {"enabled": True, "parentRefs": [{"name": "g"}]}
             {"store": {"mode": "external", "external": {"url": "redis://a:1", "urlSecret": {"name": "b"}}}},
             "leave one of them out",
         ),
+        ({"store": {"external": {"url": "redis://a:1"}}}, "set store.mode to external"),
+        ({"store": {"external": {"urlSecret": {"name": "b"}}}}, "set store.mode to external"),
+        ({"model": {"name": "m", "download": {"id": "a/b"}}}, "is given: set model.source to download"),
+        ({"model": {"pvc": {"existingClaim": "c"}}}, "existingClaim is given: set model.source to pvc"),
+        ({"model": {"image": {"reference": "a:1"}}}, "reference is given: set model.source to image"),
+        ({"model": {"container": {"image": "a:1"}}}, "is given: set model.source to container"),
         ({"model": {"source": "image", "name": "m"}}, "give model.image.reference"),
         ({"model": {"source": "download", "name": "m"}}, "give model.download.id"),
         ({"model": {"source": "pvc"}}, "give the name that clients ask for"),
@@ -164,6 +173,7 @@ ROUTE = {"enabled": True, "parentRefs": [{"name": "g"}]}
         ({"proxy": {"args": ["--drain-timeout=900"]}}, "proxy.args has --drain-timeout, which the chart"),
         ({"pdPools": [{"name": "a", "args": ["--port", "1"]}]}, "pdPools.a.args has --port, which the chart"),
         ({"encoder": {"args": ["--device", "cuda"]}}, "encoderPools.default.args has --device"),
+        ({"proxy": {"args": ["--max-queue 5"]}}, 'has "--max-queue 5", one word: write two, --max-queue and'),
         ({"store": {"acl": False}}, "set store.acl to true, or store.mode to external"),
         (
             {"store": {"mode": "external", "existingSecret": "s", "external": {"urlSecret": {"name": "b"}}}},
@@ -237,6 +247,11 @@ ROUTE = {"enabled": True, "parentRefs": [{"name": "g"}]}
         (
             {"proxy": {"frontDoorTls": {"certManager": {"issuerRef": {"name": "a"}}}}},
             "the names that clients connect to",
+        ),
+        ({"proxy": {"frontDoorTls": {"hosts": ["a.b"]}}}, "would be served without TLS: give"),
+        (
+            {"encoderPools": [SCALED | {"name": f"a{at}"} for at in range(33)], "autoscaling": KEDA},
+            "33 pools are scaled, and the proxies scale 32 apart: take autoscale out of some",
         ),
         ({"gatewayApi": {"enabled": True}}, "the Gateway that the route belongs to"),
         ({"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}}, "scraped twice"),

@@ -102,6 +102,10 @@ def test_the_connector_takes_the_configuration_that_the_pod_writes(more, store, 
     assert options.host_memory_bytes == 4 << 30
 
 
+def test_the_encoders_dtype_may_be_written_in_one_word() -> None:
+    assert render(merged(EXAMPLE, encoder={"args": ["--dtype=bfloat16"]}))
+
+
 def test_worker_server_and_namespace_are_of_one_model_dtype_and_revision(tmp_path: Path) -> None:
     manifest = worker(model={"revision": "v7"})
     transfer_of(manifest, tmp_path)

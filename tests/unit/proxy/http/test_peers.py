@@ -53,7 +53,7 @@ def test_the_last_address_that_is_no_proxys_is_the_clients(header: bytes, holder
 
 
 def test_what_is_no_network_is_refused_by_the_flags_name() -> None:
-    with pytest.raises(ConfigError, match="--trusted-proxies: 'gateway'"):
+    with pytest.raises(ConfigError, match="--trusted-proxies 'gateway' is"):
         TrustedProxies("10.0.0.0/8,gateway")
     with pytest.raises(ConfigError, match="--proxy-protocol"):
         TrustedProxies(proxy_protocol=True)

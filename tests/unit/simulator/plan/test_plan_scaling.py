@@ -87,7 +87,13 @@ def test_a_budget_buys_encoders_of_what_pd_workers_leave() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("a100=much", "write 1.5"), ("a100=1", "leaves out b60"), ("1,l4=2", "names l4")]
+    ("text", "said"),
+    [
+        ("a100=much", "write 1.5"),
+        ("a100=1", "leaves out b60"),
+        ("1,l4=2", "names l4"),
+        ("a100=1,b60=1,a100=2", "a100 twice"),
+    ],
 )
 def test_prices_that_do_not_fit_the_devices_are_refused(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=f"--price.*{said}"):

@@ -62,7 +62,11 @@ class NamespaceOptions(CommandOptions):
         choices=("float32", "bfloat16", "float16"),
     )
     model_revision: str = flag("", "--model-revision of the encoder workers")
-    quantization: str = flag("none", "--quantization of the encoder workers")
+    quantization: str = flag(
+        "none",
+        "--quantization of the encoder workers",
+        choices=("none", "int8", "int8-decoder", "w8a8", "w8a8-decoder"),
+    )
 
 
 @click.command()

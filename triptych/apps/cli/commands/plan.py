@@ -30,7 +30,7 @@ class PlanOptions(CommandOptions):
         "checkpoint folder or config.json, whose sizes a named device is planned with",
         shown="Qwen3-VL-4B",
     )
-    gpu: str = flag("", "a100, h100, h200, l4, l40s, b60, cpu, or a file of `triptych profile`")
+    gpu: str = flag("", "a100, h100, h200, gb200, l4, l40s, b60, cpu, or a file of `triptych profile`")
     pd_gpu: str = flag("", "device of PD workers and replicas, where --gpu is not every worker's")
     encoder_gpu: str = flag("", "device of encoders; the PD workers'")
     pd_ranks: int = flag(1, "ranks of a PD worker (--tensor-parallel), a device each", minimum=1, maximum=64)

@@ -132,12 +132,14 @@ def _check_model(path: Path, config: WorkerConfig) -> None:
     """ConfigError for a model that this worker cannot serve, before torch is imported."""
     try:
         from triptych.models.checkpoint.first_checks import check_encoder_model, check_pd_model
+        from triptych.pd_worker.frontend.first_checks import check_pd_flags
     except ImportError:
         return  # The worker's own import says what to install.
     if isinstance(config, EncoderConfig):
         check_encoder_model(path, config)
     elif isinstance(config, PDConfig):
         check_pd_model(path, config)
+        check_pd_flags(config)
 
 
 @contextmanager
