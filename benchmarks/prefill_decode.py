@@ -2,12 +2,14 @@
 
     python -m benchmarks prefill_decode [--rounds 3] [--seconds 25] [--thresholds 0 256 1024] [--write]
     python -m benchmarks prefill_decode --vllm PEER [--rounds 3] [--seconds 25] [--thresholds 256]
+      [--prompts 0.5]
 
 Short texts, long prompts and pictures come at their own rates. Each system's cluster is alone while it is
 measured, and they take turns; a figure is the median of the rounds, a ratio of the rounds' ratios.
 
 PEER is the kit of `against_peer`: two of its vLLM are then the engines of the PD workers, its `tiny` the
-checkpoint, KV moves by NIXL, and the table is printed alone.
+checkpoint, KV moves by NIXL, and the table is printed alone. `--prompts`: times the rates of long prompts and
+pictures, of which one core computes only so many.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -92,12 +94,14 @@ def native(shape: WorkerCounts, words: Sequence[str], model: str, seconds: float
         return measure(cluster.url, seconds, seed)
 
 
-def before_vllm(peer: Path, threshold: int | None, seconds: float, seed: int) -> Figures:
+def before_vllm(
+    peer: Path, threshold: int | None, seconds: float, kinds: Sequence[Kind], seed: int
+) -> Figures:
     """The same with two vLLM as engines."""
 
     async def measured() -> Figures:
         async with serving(peer, threshold) as (url, metrics):
-            found = await asyncio.to_thread(measure, url, seconds, seed, _VLLM_WARM_UP)
+            found = await asyncio.to_thread(measure, url, seconds, seed, _VLLM_WARM_UP, kinds)
             with urllib.request.urlopen(metrics, timeout=30) as reply:
                 read = tokens_read(reply.read().decode())
             return {**found, ("all: prompt tokens by NIXL", "with the warm-up"): read}
@@ -111,17 +115,20 @@ def clusters(options: argparse.Namespace) -> dict[str, Callable[[int], Figures]]
     if options.vllm is None:
         return {name: partial(native, *of, options.model, options.seconds) for name, of in named.items()}
     thresholds = (None, *options.thresholds)
+    kinds = [kind if kind is KINDS[0] else replace(kind, rate=kind.rate * options.prompts) for kind in KINDS]
     return {
-        name: partial(before_vllm, options.vllm, threshold, options.seconds)
+        name: partial(before_vllm, options.vllm, threshold, options.seconds, kinds)
         for name, threshold in zip(named, thresholds, strict=True)
     }
 
 
-def measure(url: str, seconds: float, seed: int, warm_up: float = _WARM_UP) -> Figures:
+def measure(
+    url: str, seconds: float, seed: int, warm_up: float = _WARM_UP, kinds: Sequence[Kind] = KINDS
+) -> Figures:
     """All kinds at once, at the cluster that answers there."""
     with tempfile.TemporaryDirectory() as folder:
         time.sleep(_REST_SECONDS)
-        outputs = {kind: Path(folder) / str(place) for place, kind in enumerate(KINDS)}
+        outputs = {kind: Path(folder) / str(place) for place, kind in enumerate(kinds)}
         loads = [
             subprocess.Popen(
                 [
@@ -185,10 +192,13 @@ def main() -> None:
     parser.add_argument("--thresholds", type=int, nargs="+", default=[0, 256, 1024])
     parser.add_argument("--model", default="", help="a checkpoint folder; default: the demo model")
     parser.add_argument("--vllm", type=Path, metavar="PEER", help="the kit of vLLM; default: our own engine")
+    parser.add_argument("--prompts", type=float, default=1.0, help="with --vllm: times these rates")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     options = parser.parse_args()
     if options.vllm is not None and (options.write or options.model):
         parser.error(f"--vllm has a model of its own, and {PAGE.name} gets its table by hand")
+    if options.vllm is None and options.prompts != 1:
+        parser.error("--prompts is for --vllm")
     measured = clusters(options)
     taken: dict[str, list[Figures]] = {name: [] for name in measured}
     for turn in range(options.rounds):

@@ -22,6 +22,8 @@ from triptych.pd_worker.vllm.kv_transfer import transfer_config
 ROLES = ("prefill", "decode")
 #: As on a GPU: of a CPU's blocks of 128 tokens short prompts would fill none.
 _BLOCKS = ("--block-size", "32")
+#: A process that waits as vLLM's do starves on Linux 6.18, and most at a prefill worker, which waits often.
+_NO_YIELD = Path(__file__).parent / "no_yield"
 _START_SECONDS, _PROBE_SECONDS = 400.0, 1.0
 _READ, _OTHERS = "vllm:prompt_tokens_by_source_total", "external_kv_transfer"
 #: Requests before the run: the first ones are slow.
@@ -44,7 +46,7 @@ def pair(place: Place, threshold: int | None) -> System:
         engine = ("--engine", "vllm", "--engine-url", f"http://127.0.0.1:{port}")
         env = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(side)}
         services += [
-            fed_vllm(place, f"vllm-{role}", port, core, store, *words, **env),
+            fed_vllm(place, f"vllm-{role}", port, core, store, *words, paths=(_NO_YIELD,), **env),
             place.ours("pd", place.model, *DTYPE, *engine, *roles, "--store", store, name=f"worker-{role}"),
         ]
     return System(services, url, "", {})

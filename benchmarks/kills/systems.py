@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -114,8 +114,20 @@ def native_epd(place: Place) -> System:
     return System(services, url, "", {**_OURS, PREFILL: "prefill", DECODER: "decode"})
 
 
-def fed_vllm(place: Place, name: str, port: int, core: int, store: str, *words: str, **env: str) -> Service:
-    """A `vllm serve` that takes its embeddings from the store, for a worker of ours before it."""
+def fed_vllm(
+    place: Place,
+    name: str,
+    port: int,
+    core: int,
+    store: str,
+    *words: str,
+    paths: Sequence[Path] = (),
+    **env: str,
+) -> Service:
+    """A `vllm serve` that takes its embeddings from the store, for a worker of ours before it.
+
+    `paths`: further folders that it imports from.
+    """
     command = [sys.executable, "-m", "triptych.apps.cli", "namespace", place.model, *DTYPE]
     namespace = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout.strip()
     token = place.folder / "token"
@@ -130,7 +142,7 @@ def fed_vllm(place: Place, name: str, port: int, core: int, store: str, *words: 
         },
     }  # fmt: skip
     words = "--enable-scale-out", "--enable-mm-embeds", "--enable-prompt-tokens-details", *words
-    path = f"{ROOT}{os.pathsep}{place.peer / 'packages'}"
+    path = os.pathsep.join(map(str, (ROOT, place.peer / "packages", *paths)))
     return place.vllm(
         name, port, core, *words, "--ec-transfer-config", json.dumps(transfer), PYTHONPATH=path, **env
     )
