@@ -306,7 +306,7 @@ class ServeConfig(ClusterConfig):
     encoders: WorkerRange = flag(
         WorkerRange.fixed(0),
         "encoder workers; a range like 0..4 is autoscaled",
-        minimum=1,
+        minimum=0,
         maximum=MAX_WORKERS,
         to_zero=True,
         shown="with --cpu-sharing pace, which auto is on CPUs, one per core, up to 4; else 1",
