@@ -61,13 +61,6 @@ async def test_a_field_that_is_larger_than_any_call_is_refused_or_leaves_no_trac
     assert weight(large) < BESIDE_TEXT, f"{place.path} needs a limit: see triptych/base/request.py"
 
 
-@pytest.fixture(scope="module")
-def little_to_collect() -> None:
-    """What earlier tests have imported is not walked over by each collection of this file's."""
-    gc.collect()
-    gc.freeze()
-
-
 #: Growth is measured where there may be so many entries: fewer are read in no time.
 ENOUGH = 1024
 ALLOWED = 2.5
@@ -97,7 +90,6 @@ def lists(reader: CallEndpoint[Any], place: Place) -> bool:
     return place.kind != "str" and (place.most is None or place.most >= ENOUGH)
 
 
-@pytest.mark.usefixtures("little_to_collect")
 @pytest.mark.parametrize("case", [case for case in PLACES if lists(*case)], ids=name)
 def test_twice_the_entries_cost_at_most_twice_and_a_half(case: tuple[CallEndpoint[Any], Place]) -> None:
     reader, place = case
