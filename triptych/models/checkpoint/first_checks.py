@@ -44,7 +44,8 @@ def check_model_len(path: Path, flags: PDConfig) -> None:
     if by_vllm and flags.engine != "native":
         return
     config = read_config(path)
-    limit = config.get("text_config", config).get("max_position_embeddings")
+    text = config.get("text_config", config)
+    limit = text.get("max_position_embeddings") if isinstance(text, dict) else None  # else it is refused later
     if isinstance(limit, int):
         check_length(flags.max_model_len, limit)
 
