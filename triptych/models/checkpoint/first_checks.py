@@ -45,7 +45,8 @@ def check_model_len(path: Path, flags: PDConfig) -> None:
         return
     config = read_config(path)
     text = config.get("text_config", config)
-    limit = text.get("max_position_embeddings") if isinstance(text, dict) else None  # else it is refused later
+    # Another value is refused where the class reads it.
+    limit = text.get("max_position_embeddings") if isinstance(text, dict) else None
     if isinstance(limit, int):
         check_length(flags.max_model_len, limit)
 
