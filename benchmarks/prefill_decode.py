@@ -8,8 +8,8 @@ Short texts, long prompts and pictures come at their own rates. Each system's cl
 measured, and they take turns; a figure is the median of the rounds, a ratio of the rounds' ratios.
 
 PEER is the kit of `against_peer`: two of its vLLM are then the engines of the PD workers, its `tiny` the
-checkpoint, KV moves by NIXL, and the table is printed alone. `--prompts`: times the rates of long prompts and
-pictures, of which one core computes only so many.
+checkpoint, KV moves by NIXL, and the table is printed alone. `--prompts`: a factor for the rates of long
+prompts and pictures, which one core may not keep up with.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def main() -> None:
     parser.add_argument("--thresholds", type=int, nargs="+", default=[0, 256, 1024])
     parser.add_argument("--model", default="", help="a checkpoint folder; default: the demo model")
     parser.add_argument("--vllm", type=Path, metavar="PEER", help="the kit of vLLM; default: our own engine")
-    parser.add_argument("--prompts", type=float, default=1.0, help="with --vllm: times these rates")
+    parser.add_argument("--prompts", type=float, default=1.0, help="with --vllm: factor for their rates")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     options = parser.parse_args()
     if options.vllm is not None and (options.write or options.model):

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 _FIELD = "response_format"
 _MAX_CACHED = 32
-#: Functions that are tried one by one for which of them is refused: each may take as long as all.
-_MAX_TRIED = 16
+#: Functions, and characters of all their schemas, that are tried one by one for which of them is refused:
+#: with more, a refusal would take several times the work.
+_MAX_TRIED, _MAX_TRIED_TEXT = 16, 1 << 14
 #: No blanks between the parts of JSON: a small model would write little else.
 _OPTIONS: JsonCompileOptions = {
     "item_separator": ",",
@@ -161,6 +162,8 @@ class GrammarCompiler:
         try:
             return self._matcher_of(schemas)
         except InvalidRequest:
+            if len(text) > _MAX_TRIED_TEXT:
+                raise
             held = ((name, schema) for name, schema in schemas.items() if schema is not None)
             for name, schema in islice(held, _MAX_TRIED):
                 try:

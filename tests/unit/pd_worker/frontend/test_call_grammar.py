@@ -125,6 +125,27 @@ def test_a_schema_that_the_parser_lacks_is_refused() -> None:
         compiler().state(form(tool("weather", [1])))
 
 
+def test_of_large_schemas_that_are_refused_none_is_read_a_second_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which function it is would take as much work again for each of them."""
+    read: list[int] = []
+    matcher_of = GrammarCompiler._matcher_of
+
+    def counted(made: GrammarCompiler, schemas: dict[str, Any]) -> Any:
+        read.append(len(schemas))
+        return matcher_of(made, schemas)
+
+    monkeypatch.setattr(GrammarCompiler, "_matcher_of", counted)
+    lacks = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    for size, tries in ((1, [2, 1, 1]), (1 << 14, [2])):
+        read.clear()
+        wide = {"type": "object", "properties": {"b": {"const": "x" * size}}}
+        with pytest.raises(InvalidRequest):
+            compiler().state(form(tool("wide", wide), tool("lacks", lacks)))
+        assert read == tries
+
+
 def test_its_cost_grows_with_neither_the_text_nor_the_tools() -> None:
     """A mask of free text, and a hundred functions: no limit of the parser is met."""
     many = form(*(tool(f"function_{index}") for index in range(128)))
