@@ -28,12 +28,15 @@ def mapping_of(address: int) -> dict[str, str]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no smaps")
 def test_written_memory_keeps_its_content_and_is_in_huge_pages_where_the_system_has_them() -> None:
-    memory = torch.arange(2 * HUGE_PAGE, dtype=torch.int64)
-    done = use_huge_pages(memory.data_ptr(), memory.nbytes)
-    assert torch.equal(memory, torch.arange(2 * HUGE_PAGE))
-    if done:
+    asked, found = [], []
+    # More than once: a system that is short of memory splits a huge page as soon as it gave it.
+    for _ in range(5):
+        memory = torch.arange(2 * HUGE_PAGE, dtype=torch.int64)
+        asked.append(use_huge_pages(memory.data_ptr(), memory.nbytes))
         size, _ = mapping_of(memory.data_ptr())["AnonHugePages:"].split()
-        assert int(size) << 10 >= memory.nbytes // 2
+        found.append(int(size) << 10 >= memory.nbytes // 2)
+        assert torch.equal(memory, torch.arange(2 * HUGE_PAGE))
+    assert any(found) or not any(asked)
     assert not use_huge_pages(memory.data_ptr(), 0)
 
 
