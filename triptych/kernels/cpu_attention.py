@@ -173,7 +173,7 @@ class _Rotary(ctypes.Structure):
         ("x_token", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("cos", "sin", "norm")),
         ("tokens", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("heads", "dim", "bytes")),
+        *((name, ctypes.c_int32) for name in ("heads", "dim", "bytes", "angle_bytes")),
         ("epsilon", ctypes.c_float),
         ("instructions", ctypes.c_int32),
         ("threads", ctypes.c_int32),
@@ -209,6 +209,15 @@ class _Write(ctypes.Structure):
     ]
 
 
+def rotates(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, norm: torch.Tensor | None = None) -> bool:
+    """Whether `rotate` takes these."""
+    if x.device.type != "cpu" or not takes(x.dtype) or x.requires_grad:
+        return False
+    alike = cos.dtype == sin.dtype and (norm is None or norm.dtype == x.dtype)
+    known = cos.dtype in (x.dtype, torch.float32)
+    return alike and known and cos.is_contiguous() and sin.is_contiguous()
+
+
 def rotate(
     x: torch.Tensor,
     cos: torch.Tensor,
@@ -218,7 +227,7 @@ def rotate(
     *,
     instructions: int = WIDEST,
 ) -> None:
-    """Rotates x [T, heads, dim] in place by cos and sin [T, 1, dim], contiguous and of its dtype.
+    """Rotates x [T, heads, dim] in place by cos and sin [T, 1, dim], contiguous, of its dtype or float32.
 
     x * cos + roll(x, dim / 2) * sin, of x normalised by `norm` [heads, dim] where that is given (RMSNorm).
     float32 and bfloat16; a token's heads lie side by side.
@@ -236,6 +245,7 @@ def rotate(
         heads,
         dim,
         x.element_size(),
+        cos.element_size(),
         epsilon,
         instructions,
         torch.get_num_threads(),

@@ -45,6 +45,7 @@ void InPieces(const Call &call, Work work) {
 // Rotates the call's heads. 0; 2: sizes that are not taken.
 EXPORT int triptych_rotate(const RotaryCall *call) {
   if (call->dim < 2 || call->dim % 2 || (call->bytes != 2 && call->bytes != 4)) return 2;
+  if (call->angle_bytes != 4 && call->angle_bytes != call->bytes) return 2;
   int set = Widest(call->instructions);
   InPieces(*call, PICK(set, RotateTokens));
   return 0;

@@ -7,14 +7,14 @@ struct RotaryCall {
   // [tokens, heads, dim], heads side by side, tokens by a stride in elements.
   void *x;
   int64_t x_token;
-  // [tokens, dim], contiguous. What the second half of a head adds to the first is negated in `sin`.
+  // [tokens, dim], contiguous, of `angle_bytes`. What the second half of a head adds to the first is negated in `sin`.
   const void *cos, *sin;
   // null or [heads, dim]: a head is normalised before, x / sqrt(mean(x^2) + epsilon) * norm.
   const void *norm;
   int64_t tokens;
   int32_t heads, dim;
-  // 2: bfloat16, 4: float32.
-  int32_t bytes;
+  // 2: bfloat16, 4: float32. That of `cos` and `sin` is x's or 4.
+  int32_t bytes, angle_bytes;
   float epsilon;
   // As of AttentionCall.
   int32_t instructions, threads;

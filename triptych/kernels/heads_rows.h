@@ -2,8 +2,8 @@
 //
 // No include guard: instruction_sets.h includes this once for each instruction set, after vectors.h.
 
-template <typename T>
-INLINE void RotateHead(T *x, const T *cos, const T *sin, const T *norm, int dim, float epsilon) {
+template <typename T, typename Angle>
+INLINE void RotateHead(T *x, const Angle *cos, const Angle *sin, const T *norm, int dim, float epsilon) {
   float scale = 1;
   if (norm) {
     Vec sum = {};
@@ -31,16 +31,22 @@ INLINE void RotateHead(T *x, const T *cos, const T *sin, const T *norm, int dim,
   }
 }
 
-template <typename T>
+template <typename T, typename Angle>
 INLINE void RotateToken(const RotaryCall &call, int64_t token) {
   T *x = static_cast<T *>(call.x) + token * call.x_token;
-  const T *cos = static_cast<const T *>(call.cos) + token * call.dim, *sin = static_cast<const T *>(call.sin) + token * call.dim;
+  const Angle *cos = static_cast<const Angle *>(call.cos) + token * call.dim, *sin = static_cast<const Angle *>(call.sin) + token * call.dim;
   for (int head = 0; head < call.heads; head++) {
     const T *norm = call.norm ? static_cast<const T *>(call.norm) + static_cast<int64_t>(head) * call.dim : nullptr;
-    RotateHead<T>(x + static_cast<int64_t>(head) * call.dim, cos, sin, norm, call.dim, call.epsilon);
+    RotateHead<T, Angle>(x + static_cast<int64_t>(head) * call.dim, cos, sin, norm, call.dim, call.epsilon);
   }
 }
 
 void RotateTokens(const RotaryCall &call, int64_t first, int64_t last) {
-  for (int64_t token = first; token < last; token++) call.bytes == 2 ? RotateToken<uint16_t>(call, token) : RotateToken<float>(call, token);
+  for (int64_t token = first; token < last; token++)
+    if (call.bytes == 4)
+      RotateToken<float, float>(call, token);
+    else if (call.angle_bytes == 4)
+      RotateToken<uint16_t, float>(call, token);
+    else
+      RotateToken<uint16_t, uint16_t>(call, token);
 }

@@ -121,7 +121,8 @@ TESTS = (
 )
 FLAGS = (
     *("-O1", "-g", "-fno-omit-frame-pointer", "-Wno-psabi", "-fno-sanitize-recover=all"),
-    *("-fsanitize=address,undefined,float-cast-overflow", "-Wl,--wrap=malloc,--wrap=free"),
+    "-fsanitize=address,undefined,float-cast-overflow",
+    "-Wl,--wrap=malloc,--wrap=aligned_alloc,--wrap=free",
 )
 #: Counts what the kernels have allocated. LeakSanitizer would report all that the interpreter and torch keep.
 COUNTING = """
@@ -130,8 +131,10 @@ COUNTING = """
 static std::atomic<long> blocks;
 extern "C" {
 void *__real_malloc(size_t);
+void *__real_aligned_alloc(size_t, size_t);
 void __real_free(void *);
 void *__wrap_malloc(size_t bytes) { return blocks++, __real_malloc(bytes); }
+void *__wrap_aligned_alloc(size_t to, size_t bytes) { return blocks++, __real_aligned_alloc(to, bytes); }
 void __wrap_free(void *block) { blocks -= block != nullptr, __real_free(block); }
 __attribute__((visibility("default"))) long blocks_in_use() { return blocks; }
 }

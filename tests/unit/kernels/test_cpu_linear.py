@@ -380,6 +380,24 @@ def test_every_instruction_set_rotates_heads_and_nothing_beside_them(sizes, dtyp
 
 
 @pytest.mark.parametrize("instructions", SETS)
+def test_bfloat16_is_rotated_by_angles_of_float32_with_one_rounding_at_the_end(instructions: int) -> None:
+    x = draw(9, 3, 80, dtype=torch.bfloat16)
+    cos, sin = draw(2, 9, 1, 80, dtype=torch.float32, seed=2)
+    found = among_nan_heads(x)
+    assert cpu_attention.rotates(found, cos, sin)
+    cpu_attention.rotate(found, cos, sin, instructions=instructions)
+    assert torch.equal(found, expected(x, cos, sin, None).bfloat16())
+    assert found._base is not None and int(found._base.isnan().sum()) == 6 * len(x)
+
+
+def test_angles_narrower_than_the_heads_are_not_taken() -> None:
+    x, angles = torch.ones(1, 1, 4), torch.ones(1, 1, 4, dtype=torch.bfloat16)
+    assert not cpu_attention.rotates(x, angles, angles)
+    with pytest.raises(ValueError, match="does not take"):
+        cpu_attention.rotate(x, angles, angles)
+
+
+@pytest.mark.parametrize("instructions", SETS)
 def test_huge_heads_overflow_as_torchs_do_and_nan_stays_in_its_head(instructions: int) -> None:
     x = draw(2, 3, 32, dtype=torch.float32)
     x[0, 0], x[0, 1, 3] = 3e38, float("nan")

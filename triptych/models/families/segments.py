@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 
+from triptych.kernels.cpu_attention import rotate, rotates
+
 
 @dataclass(frozen=True, slots=True)
 class Segments:
@@ -46,13 +48,16 @@ def has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def rotated(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding of queries and keys together, computed in float32.
+    """Rotary embedding of queries and keys together, computed in float32; x itself where a kernel writes there.
 
     x [rows, 2, heads, head_dim] and the cosines and sines [rows, head_dim] of its rows give x's shape and
-    dtype. The same sums as transformers', to the bit, in half of the operators.
+    dtype. The same sums as transformers', to the bit.
     """
     half = x.shape[-1] // 2
     sines = torch.cat((-sines[:, :half], sines[:, half:]), dim=1)
+    if not torch.compiler.is_compiling() and rotates(x, cosines, sines):
+        rotate(x.view(len(x), x.shape[1] * x.shape[2], x.shape[3]), cosines, sines)
+        return x
     cosines, sines = (part.float()[:, None, None] for part in (cosines, sines))
     wide = x.float()
     turned = torch.cat((wide[..., half:], wide[..., :half]), dim=-1)

@@ -15,7 +15,7 @@ from transformers import AttentionInterface, PreTrainedConfig
 from transformers.activations import SiLUActivation
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from triptych.kernels.cpu_attention import rotate, takes
+from triptych.kernels.cpu_attention import rotate, rotates
 from triptych.models.fused.merged import merge, whole
 from triptych.models.weights.prepack import PrepackedLinear
 
@@ -116,7 +116,7 @@ class FusedDecoderLayer(nn.Module):
         tokens = qkv.shape[0]
         both, value = qkv.split(self._rotated, -1)
         both = both.view(tokens, -1, self._dim)
-        if _rotates(both, cos, sin, self.qk_weight):
+        if rotates(both, cos, sin, self.qk_weight):
             rotate(both, cos, sin, self.qk_weight, self._epsilon)
         else:
             both = self._normed_and_rotated(both, cos, sin)
@@ -142,14 +142,6 @@ class FusedDecoderLayer(nn.Module):
             both = functional.rms_norm(both, (self._dim,), None, self._epsilon) * self.qk_weight
         # No addcmul: in half precision it rounds once or twice, as the number of tokens lets it vectorise.
         return (both * cos).add_(both.roll(self._dim // 2, -1).mul_(sin))
-
-
-def _rotates(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, norm: torch.Tensor | None) -> bool:
-    """Whether our kernel rotates these heads, in place."""
-    if x.device.type != "cpu" or not takes(x.dtype) or x.requires_grad:
-        return False
-    alike = cos.dtype == sin.dtype == x.dtype and (norm is None or norm.dtype == x.dtype)
-    return alike and cos.is_contiguous() and sin.is_contiguous()
 
 
 def rotary(embeddings: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

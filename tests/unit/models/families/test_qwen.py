@@ -208,15 +208,21 @@ def test_windows_of_any_pictures_and_of_padding_find_room(sides: list[tuple[int,
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [0, 1, 9])
-def test_queries_and_keys_are_rotated_as_transformers_does(rows: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dim", [8, 72, 80])
+@pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "torch"])
+def test_queries_and_keys_are_rotated_as_transformers_does(
+    rows: int, dim: int, dtype: torch.dtype, kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
-    packed = torch.randn(rows, 3, 4, 8).to(dtype)
-    angles = torch.randn(rows, 4).repeat(1, 2)
-    before = packed.clone()
+    packed = torch.randn(rows, 3, 4, dim).to(dtype)
+    angles = torch.randn(rows, dim // 2).repeat(1, 2)
+    value = packed[:, 2].clone()
     wanted = torch.stack(
         apply_rotary_pos_emb_vision(packed[:, 0], packed[:, 1], angles.cos(), angles.sin()), 1
     )
+    if not kernel:
+        monkeypatch.setattr(segments, "rotates", lambda *_: False)
     found = rotated(packed[:, :2], angles.cos(), angles.sin())
     assert found.dtype == dtype
     assert torch.equal(found, wanted)
-    assert torch.equal(packed, before), "the projection's own output is not written to"
+    assert torch.equal(packed[:, 2], value), "values are left as they are"
