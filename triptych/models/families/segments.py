@@ -48,10 +48,10 @@ def has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def rotated(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding of queries and keys together, computed in float32; x itself where a kernel writes there.
+    """Rotary embedding of queries and keys together, computed in float32.
 
     x [rows, 2, heads, head_dim] and the cosines and sines [rows, head_dim] of its rows give x's shape and
-    dtype. The same sums as transformers', to the bit.
+    dtype. The same sums as transformers', to the bit. Where a kernel takes x, it is rotated in place.
     """
     half = x.shape[-1] // 2
     sines = torch.cat((-sines[:, :half], sines[:, half:]), dim=1)
