@@ -54,7 +54,7 @@ class RecordingBackend(GraphBackend):
 @contextmanager
 def _without_kernels() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layers, "_rotates", lambda *args: False)
+        patch.setattr(layers, "rotates", lambda *args: False)
         patch.setattr(metadata, "fits", lambda *args: False)
         yield
 

@@ -117,6 +117,7 @@ def test_a_wheel_has_the_library_where_a_compiler_is(compiler, tmp_path, monkeyp
 TESTS = (
     "tests/unit/kernels/test_copy.py",
     "tests/unit/kernels/test_cpu_linear.py",
+    "tests/unit/kernels/test_heads.py",
     "tests/unit/pd_worker/attention/test_cpu_attention.py",
 )
 FLAGS = (
