@@ -140,6 +140,9 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
         self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
         self._stopping = False
         self._busy_since: float | None = None
+        self._trial: Future[int | None] | None = None
+        #: The items whose save is under way: each is pinned once.
+        self._saving: set[str] = set()
         self._calls = 0
         self._thread = threading.Thread(
             target=self.beat.run, args=(self._run,), name="encoder-engine", daemon=True
@@ -167,18 +170,25 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
         return order.done
 
     def extra_video_rows(self) -> Future[int | None]:
-        """As the encoder side finds it by a trial, the first time."""
-        order = _TrialOrder(Future())
-        self._orders.put(order)
-        return order.extra_rows
+        """As the encoder side finds it by a trial, the first time; a trial that has failed is made again."""
+        if (trial := self._trial) is None:
+            order = _TrialOrder(Future())
+            order.extra_rows.set_running_or_notify_cancel()  # from now on it cannot be cancelled
+            trial = self._trial = order.extra_rows
+            self._orders.put(order)
+        return trial
 
     def save(self, output: EncoderOutput, damaged_digest: str = "") -> None:
         """Saves an output (again); `ready` or `failed` comes back."""
         self._orders.put(_SaveOrder(output, damaged_digest))
 
     def last_progress(self) -> float:
-        """When the tower last made progress, on the monotonic clock; now while it is idle."""
-        return time.monotonic() if (since := self._busy_since) is None else since
+        """When the tower last made progress, on the monotonic clock; now while it is idle.
+
+        Each layer is progress: a batch may take longer than a lease.
+        """
+        since = self._busy_since
+        return time.monotonic() if since is None else max(since, self.beat.ticked_at)
 
     def _run(self) -> None:
         self._device.select()
@@ -204,7 +214,8 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
                 return self._encoder.extra_video_rows()
         except Exception as error:
             check_device(error, self._encoder.device)
-            logger.warning("videos are encoded whole: the trial of segments failed", exc_info=True)
+            logger.warning("a video is encoded whole: the trial of segments failed", exc_info=True)
+            self._trial = None
             return None
 
     def _run_batch(self, batch: Sequence[TowerItem]) -> None:
@@ -303,7 +314,9 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
     def _start_save(self, output: EncoderOutput, damaged_digest: str) -> None:
         key = output.plan.mm_hash
         try:
-            self._outputs.pin(key)
+            if key not in self._saving:
+                self._outputs.pin(key)
+                self._saving.add(key)  # behind the pin: another save's end may be under way
             self._outputs[key] = output
             self.maybe_save_ec_to_connector(self._outputs, key, damaged_digest)
         except Exception as error:
@@ -325,7 +338,9 @@ class EncoderEngine(ECConnectorModelRunnerMixin):
     def _landed(self, key: str, end: EncodeEvent) -> None:
         """Reports one save's end; a failure here does not keep the next from being reported."""
         try:
-            self._outputs.unpin(key)
+            if key in self._saving:
+                self._saving.discard(key)
+                self._outputs.unpin(key)
         except Exception:
             logger.exception("an output stays pinned")
         self._report(key, end)

@@ -64,7 +64,7 @@ class SegmentPlanner:
         """
         if not self.frames:
             return [], 0
-        # A batch of others may be in the tower before the trial; afterwards the answer is there at once.
+        # A batch of others may be in the tower before the trial; after it the answer is there at once.
         extra_rows = await asyncio.wrap_future(self.engine.extra_video_rows())
         if extra_rows is None:
             return [], 0

@@ -122,7 +122,8 @@ class JobSaves:
         self._jobs = jobs
         self._engine = engine
         self._metrics = metrics
-        self._saving: dict[str, EncodeJob] = {}
+        #: With the plan, which a job may lose that has followed another one.
+        self._saving: dict[str, tuple[EncodeJob, ItemPlan]] = {}
         #: Bytes of unfinished saves.
         self.nbytes = 0
 
@@ -131,7 +132,7 @@ class JobSaves:
         if isinstance(event, Encoded):
             if (job := self._jobs.get(mm_hash)) is not None:
                 self._encoded(job, event)
-        elif (job := self._saving.get(mm_hash)) is None:
+        elif (job := self._job_of(mm_hash)) is None:
             logger.debug("the engine reports a save without a job")
         elif event.ready.HasField("source"):
             job.ready.source.CopyFrom(event.ready.source)
@@ -159,29 +160,38 @@ class JobSaves:
             return
         job.output = event.output
         job.save_started = time.monotonic()
-        self._saving[job.mm_hash] = job
+        if job.mm_hash in self._saving:
+            # Of a job that has failed: the end of its save, which may still be under way, is this one's.
+            self._end_save(job.mm_hash)
+        self._saving[job.mm_hash] = job, event.output.plan
         self.nbytes += event.output.plan.nbytes
         if not event.saving:
             self._save(job)
 
     def _saved(self, job: EncodeJob) -> None:
-        plan, job.ready.save_seconds = self._end_save(job), time.monotonic() - job.save_started
+        plan, job.ready.save_seconds = self._end_save(job.mm_hash), time.monotonic() - job.save_started
         self._metrics.saved(plan.nbytes, job.ready.save_seconds)
         self._jobs.end(job, EncodeEvent(ready=job.ready))
 
     def _save(self, job: EncodeJob) -> None:
         """Saves (again) while a stream waits, which the streams' deadlines bound."""
+        if self._job_of(job.mm_hash) is not job:
+            return  # its save has ended meanwhile, or is another job's
         if job.waiters and job.output is not None:
             self._engine.save(job.output, job.damaged_digest)
         else:
-            self._end_save(job)
+            self._end_save(job.mm_hash)
             self._jobs.forget(job)
 
-    def _end_save(self, job: EncodeJob) -> ItemPlan:
-        del self._saving[job.mm_hash]
-        assert job.output is not None
-        self.nbytes -= job.output.plan.nbytes
-        return job.output.plan
+    def _job_of(self, mm_hash: str) -> EncodeJob | None:
+        """The job whose save is under way, or is to be repeated."""
+        job, _ = self._saving.get(mm_hash, (None, None))
+        return job
+
+    def _end_save(self, mm_hash: str) -> ItemPlan:
+        _, plan = self._saving.pop(mm_hash)
+        self.nbytes -= plan.nbytes
+        return plan
 
 
 def _tower_failure(error: Exception | None) -> EncodeEvent:

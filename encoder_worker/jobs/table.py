@@ -193,7 +193,8 @@ class EncodeJobs:
     def fail_all(self) -> None:
         """Fails the jobs that need the store as retryable: this worker does not reach it, another one may."""
         for job in self.open_jobs():
-            if any(waiter.spec.direct for waiter in job.waiters):
+            # Without a waiter it is in the tower, or its save is under way: it ends with that.
+            if not job.waiters or any(waiter.spec.direct for waiter in job.waiters):
                 continue
             self.end(job, failed(_unreachable(), retryable=True))
 

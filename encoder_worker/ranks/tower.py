@@ -166,21 +166,25 @@ class DataParallelTower(EncoderSide):
         An Exception, of any rank, is raised when all of them have ended.
         """
         own, *others = divide([item.cost for item in items], self._group.size)
-        sent = [self._send(rank, indices, items) for rank, indices in enumerate(others, 1) if indices]
+        sent = list[_Sent]()
         outputs = dict[int, torch.Tensor]()
         failure: Exception | None = None
         try:
+            for rank, indices in enumerate(others, 1):
+                if indices:
+                    sent.append(self._send(rank, indices, items))
             self._count(0, own, items)
             outputs |= zip(own, self._own.encode([items[index] for index in own]), strict=True)
         except Exception as error:
             failure = error
+        # All of them, whatever has failed: a reply that is left would be taken for that of the next batch.
         for one in sent:
             try:
                 self._group.receive(one.rank, while_waiting=self._tick)
                 # Kept outputs would keep the whole share's memory.
                 outputs |= zip(one.items, (rows.clone() for rows in one.rows), strict=True)
-            except RankFailed as error:
-                if self._metrics is not None:
+            except Exception as error:
+                if self._metrics is not None and isinstance(error, RankFailed):
                     self._metrics.failed(one.rank)
                 failure = failure or error
         if failure is not None:

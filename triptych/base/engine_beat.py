@@ -74,6 +74,8 @@ class EngineBeat:
     def __init__(self, name: str) -> None:
         self.name = name
         self.count = 0
+        #: When it last grew, on the monotonic clock.
+        self.ticked_at = time.monotonic()
         #: The engine's work, as opposed to its waits.
         self.busy = BusyClock()
         #: How many reasons there are for the thread to stand still longer than usual.
@@ -99,6 +101,7 @@ class EngineBeat:
     def tick(self) -> None:
         """The engine has come one step, layer or sleep further."""
         self.count += 1
+        self.ticked_at = time.monotonic()
 
     def run(self, loop: Callable[[], None]) -> None:
         """Runs the engine's loop in the calling thread; an end before `stop` is its death."""

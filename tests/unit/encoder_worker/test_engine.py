@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from support.fakes.encoder_engine import FAILING, Bench, SlowTower, Told, Tower, item
+from support.fakes.fake_connector import SlowWorker
 from support.fakes.fake_cuda import fake_cuda
 from triptych.base.cpu.step_pacer import StepPacer
 from triptych.base.engine_beat import BusyClock
@@ -129,6 +130,36 @@ def test_an_engine_whose_batch_failed_is_idle(b: Bench, monkeypatch: pytest.Monk
         pass
     now = time.monotonic()
     assert b.engine.last_progress() >= now
+
+
+def test_each_layer_of_a_long_batch_is_progress() -> None:
+    tower = SlowTower()
+    with Bench(tower) as bench:
+        bench.encode([item("a")])
+        bench.take(3)
+        bench.encode([item("b")])
+        assert tower.in_second.wait(30)
+        before = time.monotonic()
+        assert bench.engine.last_progress() <= before
+        bench.engine.beat.tick()
+        assert bench.engine.last_progress() >= before
+        tower.let_go.set()
+        bench.take(3)
+
+
+def test_a_save_that_is_asked_for_twice_pins_its_output_once() -> None:
+    with Bench(connector="Slow") as bench:
+        bench.encode([item("a")])
+        bench.take(2)
+        output = bench.outputs["a"]
+        bench.engine.save(output)
+        bench.encode([item("b")])
+        bench.take(2)
+        assert isinstance(bench.saver, SlowWorker)
+        assert [key for key, _ in bench.saver.saves] == ["a", "a", "b"]
+        bench.saver.land("a")
+        assert bench.take(1)[0].event == SAVED
+        assert list(bench.outputs._pinned) == ["b"]
 
 
 @pytest.mark.parametrize("value", [1.0, FAILING])

@@ -275,6 +275,54 @@ async def test_a_failure_of_the_tower_is_retryable_unless_the_item_is_at_fault(e
     assert s.saves.nbytes == 0
 
 
+async def test_a_job_that_is_answered_ends_with_its_save_also_when_the_store_is_lost() -> None:
+    s = Saves()
+    s.encoded()
+    s.job.waiters.clear()
+    s.jobs.table.fail_all()
+    assert s.jobs.table.get("a") is s.job
+    s.saves.on_engine("a", SAVED)
+    assert s.saves.nbytes == len(s.jobs.table) == 0
+
+
+@pytest.mark.parametrize("ends", [[SAVED], [UNSAVED, SAVED]])
+async def test_a_job_that_follows_one_failed_in_its_save_has_the_saves_end(ends, monkeypatch):
+    """No byte stays counted: above 256 MiB the tower would not run again."""
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
+    s = Saves()
+    s.encoded()
+    s.jobs.table.fail_all()
+    later: list[EncodeEvent] = []
+    job = s.jobs.waiter("a", later).job
+    job.set_plan(plan("a"))
+    job.stage = Stage.ENCODING
+    s.encoded()
+    assert s.saves.nbytes == plan("a").nbytes
+    for end in ends:
+        s.saves.on_engine("a", end)
+        await asyncio.sleep(0.01)
+    assert later[-1].HasField("ready")
+    assert s.saves.nbytes == len(s.jobs.table) == 0
+    assert len(s.engine.saves) == len(ends) - 1
+
+
+async def test_a_save_that_was_to_be_repeated_leaves_the_next_jobs_alone(monkeypatch):
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
+    s = Saves()
+    s.encoded()
+    s.saves.on_engine("a", UNSAVED)  # to be saved again in a moment
+    s.jobs.table.fail_all()
+    job = s.jobs.waiter("a").job
+    job.set_plan(plan("a"))
+    job.stage = Stage.ENCODING
+    s.encoded()
+    await asyncio.sleep(0.01)
+    assert s.engine.saves == []
+    assert s.saves.nbytes == plan("a").nbytes
+    s.saves.on_engine("a", SAVED)
+    assert s.saves.nbytes == len(s.jobs.table) == 0
+
+
 async def test_reports_for_items_without_a_job_are_ignored() -> None:
     s = Saves()
     for event in (Encoded(0.1, output=output("b"), saving=True), SAVED, UNSAVED):

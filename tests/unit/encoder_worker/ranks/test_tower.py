@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import select
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from triptych.base.errors import ConfigError
 from triptych.base.metrics import EncoderMetrics
 from triptych.base.ranks.channel import RankFailed, RankLost
 from triptych.encoder_worker.loading import load_tower
+from triptych.encoder_worker.ranks import tower as tower_module
 from triptych.encoder_worker.ranks.program import handler
 from triptych.encoder_worker.ranks.shared_items import share, shared
 from triptych.encoder_worker.ranks.tower import (
@@ -110,6 +113,32 @@ def test_an_item_that_one_rank_fails_on_fails_its_batch_and_the_next_batch_works
     labels = {"model_name": "tiny", "rank": str(rank)}
     failures = started.metrics.registry.get_sample_value("triptych_encoder_rank_failures_total", labels)
     assert failures == (1 if rank else None)
+    items = _items(started.tower, 7)
+    found = started.tower.encode(items)
+    for one, other in zip(found, _one_by_one(started.alone, items), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("fails", ["the second share", "the copy of a reply"])
+def test_a_batch_that_fails_here_leaves_no_ranks_reply_to_the_next_batch(started, monkeypatch, fails):
+    """Rows of the next batch would be taken before they are written, and saved."""
+    if fails == "the second share":
+        real, left = tower_module.share, [1]
+
+        def refused(*given):
+            if not left:
+                raise OSError(24, "Too many open files")
+            left.pop()
+            return real(*given)
+
+        monkeypatch.setattr(tower_module, "share", refused)
+    else:
+        monkeypatch.setattr(torch.Tensor, "clone", Mock(side_effect=RuntimeError("no memory")))
+    with pytest.raises((OSError, RuntimeError)):
+        started.tower.encode(_items(started.tower, RANKS))
+    monkeypatch.undo()
+    channels = [thread.channel for thread in started.group.threads]
+    assert select.select(channels, [], [], 0.5)[0] == [], "a reply is left"
     items = _items(started.tower, 7)
     found = started.tower.encode(items)
     for one, other in zip(found, _one_by_one(started.alone, items), strict=True):
