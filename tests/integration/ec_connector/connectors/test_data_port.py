@@ -56,6 +56,16 @@ def test_a_stranger_gets_nothing_from_the_data_port_without_the_token(sent: byte
         assert answer in (b"", b"-ERR not allowed\r\n")
 
 
+def test_a_wrong_token_ends_its_connection(monkeypatch) -> None:
+    """Else whoever guesses again and again would keep a place for ever."""
+    monkeypatch.setattr(output_server, "LOGIN_SECONDS", 600.0)
+    with opened(NOWHERE, token="secret") as pair:
+        host, port = pair.offer(entry(make_plan("guess"))).address.split(":")
+        with socket.create_connection((host, int(port)), 20) as stranger, stranger.makefile("rb") as replies:
+            stranger.sendall(command("AUTH", "guess"))
+            assert replies.read() == b"-WRONGPASS not the cluster's internal token\r\n"
+
+
 def test_a_stranger_who_says_nothing_is_closed_and_a_known_reader_stays(monkeypatch) -> None:
     monkeypatch.setattr(output_server, "LOGIN_SECONDS", 0.05)
     with opened(NOWHERE, token="secret") as pair:
