@@ -153,7 +153,7 @@ class KVBudget:
         known, at = self._limits.get(shard, (0, float("-inf")))
         if time.monotonic() < at + _LIMIT_SECONDS:
             return known
-        info = await self._topology.on_owner(key, 0, lambda server, _: server.info("memory"))
+        info = await self._topology.memory_of(key)
         limit = int(info.get("maxmemory", 0))
         self._limits[shard] = limit, time.monotonic()
         return limit

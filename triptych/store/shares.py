@@ -203,7 +203,7 @@ class StoreShares:
         logger.warning("shares of the store are not kept for %g s: %s", _REFUSED_SECONDS, error)
 
     async def _read_memory(self, shard: str, key: str) -> Memory:
-        info = await self._topology.on_owner(key, 0, lambda server, _: server.info("memory"))
+        info = await self._topology.memory_of(key)
         used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
         # Values never get the backlog that replicas are sent from, 10 MiB. What waits for one that lags
         # beyond it takes nothing from them: the server does not count it towards its limit.

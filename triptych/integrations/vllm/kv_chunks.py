@@ -203,7 +203,11 @@ class KVChunks:
                     return await move(self._plan(key), piece)
                 except TriptychError as error:
                     self._failed(error)
-                    return False
+                except Exception as error:
+                    # The others of the job go on: it has not ended before they have.
+                    logger.exception("a KV chunk could not be moved")
+                    self._failed(InternalError(repr(error)))
+                return False
 
         moved = await asyncio.gather(*(one(key, piece) for key, piece in pieces.items()))
         return [key for key, good in zip(pieces, moved, strict=True) if good]

@@ -11,7 +11,7 @@ from typing import TypeVar
 from triptych.base.errors import ConfigError
 from triptych.base.types import JsonObject
 from triptych.store.address import StoreAddress
-from triptych.store.bulk import BulkNotServing, BulkWriter, StoreMemory
+from triptych.store.bulk import BulkError, BulkNotServing, BulkWriter, StoreMemory
 from triptych.store.bulk_pool import BulkPool
 from triptych.store.bulk_reader import BulkReader
 from triptych.store.control import Commands, Control, StoreUnavailable
@@ -122,6 +122,14 @@ class Topology(ABC):
     async def write(self, key: str, nbytes: int, use: Callable[[BulkWriter], Awaitable[T]]) -> T:
         """As `read`, for a value that is written."""
         return await self.on_owner(key, nbytes, lambda server, ask: server.write(nbytes, use, asking=ask))
+
+    async def memory_of(self, key: str) -> JsonObject:
+        """INFO's memory of the server that holds the key. StoreUnavailable when there is no answer."""
+        try:
+            return await self.on_owner(key, 0, lambda server, _: server.info("memory"))
+        except (BulkError, OSError, TimeoutError) as error:
+            reason = str(error) or "no answer in time"
+            raise StoreUnavailable(f"store {self.label} is not reachable: {reason}") from error
 
     @abstractmethod
     def servers(self) -> Sequence[ServerPart]:

@@ -64,6 +64,30 @@ def test_transfers_that_end_are_waited_for(chunks: KVChunks, monkeypatch: pytest
     assert ended == [b"a", b"b"]
 
 
+def test_a_job_has_not_ended_before_all_of_its_pieces_have(
+    chunks: KVChunks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else vLLM gives away memory that is still read."""
+    gate, broken, ended = asyncio.Event(), threading.Event(), list[list[bytes]]()
+
+    async def move(piece: memoryview) -> bool:
+        if piece[0]:
+            broken.set()
+            raise TimeoutError
+        await gate.wait()
+        return True
+
+    moves(chunks, move, monkeypatch)
+    chunks.load({b"b": memoryview(bytearray(4)), b"a": memoryview(bytearray(b"1234"))}, ended.append)
+    assert broken.wait(PATIENCE)
+    chunks._client.submit(asyncio.sleep(0)).result(PATIENCE)
+    assert ended == []
+    chunks._client.call_soon(gate.set)
+    monkeypatch.setattr(kv_chunks, "_DRAIN_SECONDS", PATIENCE)
+    assert drained(chunks) is None
+    assert ended == [[b"b"]]
+
+
 def test_those_that_do_not_end_are_cancelled_and_write_nothing_more(
     chunks: KVChunks, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from support.clock import Clock
+from triptych.store.control import StoreUnavailable
 from triptych.store.topology import cluster, sentinel
 from triptych.store.topology.cluster import RedisCluster
 from triptych.store.topology.location import parse_store
@@ -83,3 +84,15 @@ async def test_a_slot_that_is_being_moved_is_asked_for_before_the_command() -> N
     exchange: Any = _after_asking(get)
     assert await exchange(SimpleNamespace(asking=asking)) == "value"
     assert sent == ["ASKING", "GET"]
+
+
+async def test_a_server_that_does_not_tell_of_its_memory_in_time_cannot_be_reached(monkeypatch) -> None:
+    """Who asks while it saves has one error to expect."""
+    made = RedisCluster(parse_store("redis+cluster://127.0.0.1:7000"), 0.01)
+
+    async def never(key: str) -> Any:
+        await asyncio.sleep(60.0)
+
+    monkeypatch.setattr(made, "owner", never)
+    with pytest.raises(StoreUnavailable, match="not reachable: no answer in time"):
+        await made.memory_of("a")
