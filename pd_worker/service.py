@@ -29,6 +29,7 @@ from triptych.pd_worker.vllm.class_trial import try_class
 from triptych.pd_worker.vllm.connection import (
     check_engine,
     check_native,
+    check_own,
     choose_engine,
     connected,
     vllm_program,
@@ -55,6 +56,7 @@ async def run(config: PDConfig) -> None:
         check_native(config)
         serve = _serve_native
     elif choice.own:
+        check_own(config)
         class_of(architecture, generic=config.engine_class == "generic")
         config, serve = with_dtype(config), partial(_serve_own, program)
     else:

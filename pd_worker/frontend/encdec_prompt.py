@@ -16,6 +16,7 @@ from triptych.base.errors import ContextTooLong, InternalError, InvalidRequest
 from triptych.base.request import MAX_CHARS_PER_TOKEN
 from triptych.base.types import ItemPlan, MMFeature, Placement
 from triptych.models.base import DecoderSide, PromptDefaults
+from triptych.models.geometry import MAX_ROWS
 from triptych.pd_worker.frontend.prompt import Prompt
 from triptych.pd_worker.frontend.tokenization import GuardedTokenizer
 from triptych.protos import common_pb2, pd_pb2
@@ -143,7 +144,9 @@ class EncDecPrompts:
         if kind == "token_ids":
             ids = tuple(message.token_ids.ids)
         else:
-            self._check_chars(message.text, plan.rows, "encoder_prompt")
+            # The encoder worker has taken it: its tokens may stand for more characters than others do.
+            most = self._decoder.cross.max_rows if self._decoder.cross is not None else None
+            self._check_chars(message.text, most or MAX_ROWS, "encoder_prompt")
             ids = tuple(self._tokenizer.encode(message.text).ids)
         if len(ids) != plan.rows:
             raise InternalError(

@@ -193,8 +193,26 @@ class InputProcessor:
             pooling=pooling,
         )
 
+    def _check_vocabulary(self, prompt: Prompt, param: str) -> None:
+        """InvalidRequest for a token that the model has no row for, which would fail all of its step.
+
+        Tokenizers of published checkpoints have such: BART's `<mask>` beside a vocabulary that was cut.
+        """
+        size = self._decoder.geometry.vocab_size
+        if max(prompt.token_ids, default=0) < size:
+            return
+        places = [feature.placement for feature in prompt.features]
+        for at, token in enumerate(prompt.token_ids):
+            if token >= size and not any(one.offset <= at < one.offset + one.length for one in places):
+                raise InvalidRequest(
+                    f"{param}: its text has the token {token}, and the model's vocabulary ends at "
+                    f"{size - 1}: leave the special token out",
+                    param=param,
+                )
+
     def _fields(self, message: pd_pb2.SubmitRequest, arrival: float, prompt: Prompt) -> dict[str, Any]:
         """The fields of every request, generated or pooled."""
+        self._check_vocabulary(prompt, "prompt" if message.HasField("prompt") else "messages")
         given = self._decoder.prompt_inputs(prompt.token_ids, prompt.features)
         return {
             "request_id": message.request_id,

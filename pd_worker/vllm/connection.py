@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,10 +55,19 @@ def check_engine(config: PDConfig) -> None:
             "--speculative-config is for a vLLM of the worker's own: give it to the server at --engine-url, "
             "and leave it out here"
         )
-    for name, remedy in {**_NATIVE, **_SERVERS}.items():
+    _refuse(config, _NATIVE | _SERVERS)
+
+
+def check_own(config: PDConfig) -> None:
+    """ConfigError, naming flag and remedy, for what a vLLM of the worker's own is not started with."""
+    _refuse(config, _NATIVE, "; flags of vLLM are for one that you start and name by --engine-url")
+
+
+def _refuse(config: PDConfig, flags: Mapping[str, str], where: str = "") -> None:
+    for name, remedy in flags.items():
         if _given(config, name):
             raise ConfigError(
-                f"{_option(name)} is for --engine native: {remedy}, and leave {_option(name)} out here"
+                f"{_option(name)} is for --engine native: {remedy}, and leave {_option(name)} out here{where}"
             )
 
 

@@ -195,14 +195,14 @@ class VLLMEngine:
         """Starts a request. InvalidRequest for what vLLM cannot do, Unavailable while it is not there."""
         check_limits(request, self._limits, None)
         check_request(request, self._class, speculates=self._health.speculates)
-        body = self._ports.pooled.body_of(request)
+        self._ports.pooled.check(request)
         if not self._health.up:
             raise Unavailable("this worker's engine, vLLM, does not answer", retry_after=1.0)
         # It may have come back with another number.
         self._places.resize(self.places)
         key = request.key
         self._turns.add(request.tenant)
-        run = self._runs[key] = RequestRun(request, self._ports, body)
+        run = self._runs[key] = RequestRun(request, self._ports)
         task = self._tasks[key] = asyncio.create_task(run.run(), name=f"vllm {request.request_id}")
         task.add_done_callback(lambda done: self._forget(request, done))
 

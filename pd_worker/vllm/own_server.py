@@ -8,6 +8,7 @@ import json
 import logging
 import socket
 import tempfile
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -198,8 +199,9 @@ class OwnServer:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Keeps it running until cancelled; sets `stop` when it ends before it has ever served."""
-        pause = FIRST_PAUSE
+        pause, program = FIRST_PAUSE, " ".join(self._command[:2])
         while True:
+            began = time.monotonic()
             try:
                 await self._gpus.claim()
                 process = await self._start()
@@ -207,18 +209,21 @@ class OwnServer:
                     code = await self._ended(process)
                 finally:
                     await _end(process)
-            except ConfigError as error:
-                self.failed = str(error)
+            except (ConfigError, OSError) as error:
+                # There may be memory, a process id or a free GPU again.
+                ended = failed = f"{error}" if isinstance(error, ConfigError) else f"{program}: {error}"
+            else:
+                ended = f"vLLM has ended with {code}"
+                failed = f"vLLM ended with {code} before it served; its own lines are above: {program}"
             finally:
                 self._gpus.release()
             if not self.served:
-                program = " ".join(self._command[:2])
-                self.failed = self.failed or (
-                    f"vLLM ended with {code} before it served; its own lines are above: {program}"
-                )
+                self.failed = failed
                 stop.set()
                 return
-            logger.critical("vLLM has ended with %d: it is started again in %g s", code, pause)
+            if time.monotonic() - began > LONGEST_PAUSE:
+                pause = FIRST_PAUSE
+            logger.critical("%s: it is started again in %g s", ended, pause)
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 

@@ -34,15 +34,11 @@ class PooledCalls:
     tokenizer: Tokenizer
     width: int
 
-    def body_of(self, request: EngineRequest) -> JsonObject | None:
-        """The body of the request's call; None for one that generates.
-
-        InvalidRequest for what this server does not compute. vLLM neither cuts vectors nor applies the
-        sigmoid here: `result` does, as for the native engine.
-        """
+    def check(self, request: EngineRequest) -> None:
+        """InvalidRequest for a pooled request that this server does not compute."""
         pooling, defaults = request.pooling, self.defaults
         if pooling is None:
-            return None
+            return
         if defaults.generates:
             raise InvalidRequest(
                 f"this worker's engine, vLLM, generates and gives no embeddings of this model: {_NATIVE}",
@@ -58,7 +54,14 @@ class PooledCalls:
                 f"pooling: this worker's engine, vLLM, pools {defaults.method}: leave it out, or {_NATIVE}",
                 param="pooling",
             )
-        body = task_fields(defaults.task)
+
+    def body_of(self, request: EngineRequest) -> JsonObject:
+        """The body of the call of a pooled request, whose texts beside pictures are tokenised for it.
+
+        InvalidRequest for pictures and texts that vLLM would read otherwise. vLLM neither cuts vectors nor
+        applies the sigmoid here: `result` does, as for the native engine.
+        """
+        body = task_fields(self.defaults.task)
         # Of model, adapter and tenant: tenants share no blocks of vLLM's prefix cache.
         body |= {"use_activation": False, "cache_salt": request.prefix_root.hex()}
         if request.adapter:

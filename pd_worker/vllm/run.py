@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from triptych.base.errors import DeadlineExceeded, InternalError, InvalidRequest, RequestError, Unavailable
-from triptych.base.types import FinishReason, ItemPlan, JsonObject
+from triptych.base.types import FinishReason, ItemPlan
 from triptych.pd_worker.core import request_events
 from triptych.pd_worker.core.admission import distinct_bytes
 from triptych.pd_worker.core.kv_cache.block_pool import PrefixChain
@@ -114,14 +114,13 @@ class RunPorts:
 
 
 class RequestRun:
-    """The life of one request, whose call is `body` where it is pooled.
+    """The life of one request.
 
     `run` raises nothing, unless it is cancelled.
     """
 
-    def __init__(self, request: EngineRequest, ports: RunPorts, body: JsonObject | None) -> None:
+    def __init__(self, request: EngineRequest, ports: RunPorts) -> None:
         self.request = request
-        self._body = body
         self._pooled = b""
         #: Whether the request is at work in vLLM.
         self.streaming = False
@@ -192,7 +191,7 @@ class RequestRun:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(None) as limit:
-                if self._body is None:
+                if self.request.pooling is None:
                     place.leave = lambda: limit.reschedule(loop.time())
                 return await self._attempt()
         except TimeoutError:
@@ -253,8 +252,8 @@ class RequestRun:
 
     async def _stream(self) -> tuple[FinishReason, RequestError | None]:
         state, request = self._state, self.request
-        if self._body is not None:
-            return await self._pool(self._body)
+        if request.pooling is not None:
+            return await self._pool()
         speculates = self._ports.stream.speculates()
         format_ = output_format(request)
         again = replays(request.sampling, state.output_token_ids, format_, speculates=speculates)
@@ -285,8 +284,10 @@ class RequestRun:
             prefills.end(state, time.monotonic())
             self.streaming = False
 
-    async def _pool(self, body: JsonObject) -> tuple[FinishReason, RequestError | None]:
+    async def _pool(self) -> tuple[FinishReason, RequestError | None]:
         state, ports = self._state, self._ports.stream
+        # Texts of a megabyte take about a second.
+        body = await asyncio.to_thread(self._ports.pooled.body_of, self.request)
         with self._at_work():
             answer = await ports.client.pool(body)
         ports.progress()

@@ -84,6 +84,10 @@ class DecoderGeometry:
         return sum(shape.elements for shape in self.layers)
 
 
+#: Rows of one item where the encoder itself has no limit: attention grows with their square.
+MAX_ROWS = 4096
+
+
 @dataclass(frozen=True, slots=True)
 class CrossGeometry:
     """Sizes of an encoder-decoder model's cross-attention; its keys and values live in the KV cache's blocks.

@@ -24,6 +24,7 @@ from triptych.models.encoder_graph import (
     EncoderCudaGraphReplayBuffers,
     SupportsEncoderCudaGraph,
 )
+from triptych.models.geometry import MAX_ROWS
 from triptych.models.weights.loading import KeyMap, empty_module, load_into
 
 _KEYS = ("input_ids", "positions", "segment_ids")
@@ -94,8 +95,6 @@ class PackedTexts(SupportsEncoderCudaGraph):
         return self.walk(token_ids[None], positions[None], mask[None, None])[0]
 
 
-#: Tokens of one item where the model itself has no limit: attention grows with their square.
-MAX_ROWS = 4096
 #: Of a batch's token positions, padding takes at most one part of so many.
 _PADDING_SHARE = 4
 TOKEN_IDS = "token_ids"
@@ -214,6 +213,12 @@ class TextEncoder(PackedTexts, EncoderSide):
                 param="encoder_prompt",
             )
         ids: list[int] = self.tokenizer(text)["input_ids"]
+        if ids and max(ids) >= (size := int(self.config.vocab_size)):
+            raise InvalidRequest(
+                f"encoder_prompt: its text has the token {max(ids)}, and the model's vocabulary ends at "
+                f"{size - 1}: leave the special token out",
+                param="encoder_prompt",
+            )
         return ids
 
     def _token_ids(self, data: bytes) -> list[int]:

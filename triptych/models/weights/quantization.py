@@ -182,7 +182,8 @@ class Int8Linear(nn.Module):
             ones = torch.ones(self.out_features, dtype=x.dtype)
             product = torch._weight_int8pack_mm(rows, self.weight, ones)
         else:
-            product = self._by_casting(rows)
+            # Before its scale a product is up to 127 times as large: float16 ends at 65504.
+            product = self._by_casting(rows.float() if rows.dtype == torch.float16 else rows)
         out = (product * self.scale).to(x.dtype)
         if self.bias is not None:
             out += self.bias

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 
 from transformers import AutoTokenizer
 
@@ -36,6 +37,17 @@ async def test_a_text_and_its_token_ids_are_one_prompt(client, model):
     assert [list(answer.admitted.prompt_token_ids) for answer in answers] == [ids, ids]
     assert answers[0].token_ids == answers[1].token_ids
     assert len(answers[0].token_ids) == 4
+
+
+async def test_a_token_that_the_model_has_no_row_for_is_refused_by_the_field(client, model, monkeypatch):
+    """Tokenizers of published checkpoints have such: it would fail every request of its step."""
+    last = max(ids_of(model, TEXT))
+    cut = replace(model.decoder.geometry, vocab_size=last)
+    monkeypatch.setattr(model.decoder, "geometry", cut)
+    text = await client.submit(raw(client, "text", text=TEXT))
+    chat = await client.submit(client.message("chat", "Go", max_tokens=3))
+    assert [reply.error.param for reply in (text, chat)] == ["prompt", "messages"]
+    assert f"prompt: its text has the token {last}, and the model's vocabulary ends at" in text.error.message
 
 
 async def test_tokenising_answers_what_submit_would_make(client, model):

@@ -108,6 +108,33 @@ async def test_one_that_has_served_and_ends_is_started_again(tmp_path: Path) -> 
     assert not alive(program.pids[1])
 
 
+async def test_a_start_that_the_system_refuses_after_it_has_served_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    program, stop = Program(tmp_path, LISTENS), asyncio.Event()
+    port = free_port()
+    server = OwnServer([str(program.path), "--port", str(port)], port, EngineGpus(PDConfig()))
+    real, refusals = server._start, [OSError(11, "Resource temporarily unavailable")]
+
+    async def refused() -> asyncio.subprocess.Process:
+        if server.served and refusals:
+            raise refusals.pop()
+        return await real()
+
+    monkeypatch.setattr(server, "_start", refused)
+    running = asyncio.create_task(server.run(stop))
+    try:
+        await until(lambda: server.served, "the first server")
+        os.kill(program.pids[0], 9)
+        await until(lambda: len(program.pids) == 2 or running.done(), "the second server")
+        assert not running.done() and not stop.is_set() and not refusals
+        assert "Resource temporarily unavailable: it is started again" in caplog.text
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert server.failed == ""
+
+
 async def test_one_that_ends_before_it_serves_ends_the_worker_with_a_sentence(checkpoint, tmp_path):
     program, stop = Program(tmp_path, "sys.exit(3)"), asyncio.Event()
     with pytest.raises(ConfigError, match="vLLM ended with 3 before it served"):

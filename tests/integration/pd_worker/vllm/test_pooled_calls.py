@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from support.data.retrieval import as_embedder, as_reranker
 from support.engine.pd_serving import slot, stored_items
 from support.vllm.scripted_server import Call, ScriptedServer, fails, hangs, pooled
 from support.vllm.serving import Served, front_model, fronting
+from triptych.pd_worker.core.request import EngineRequest
 from triptych.pd_worker.vllm.adapters import Adapter
+from triptych.pd_worker.vllm.pooled import PooledCalls
 from triptych.protos import pd_pb2
 from triptych.store.embedding_store import EmbeddingStore
 
@@ -127,14 +130,30 @@ async def test_pictures_are_named_by_their_keys_between_the_words_of_the_prompt(
     )
 
 
+async def test_texts_of_a_call_are_tokenised_beside_the_event_loop(server, pooling, monkeypatch):
+    """A megabyte of them takes a second, in which nobody would be answered."""
+    made, threads = PooledCalls.body_of, set[threading.Thread]()
+
+    def noted(calls: PooledCalls, request: EngineRequest):
+        threads.add(threading.current_thread())
+        return made(calls, request)
+
+    monkeypatch.setattr(PooledCalls, "body_of", noted)
+    await submit(pooling, "r1")
+    vector(await pooling.client.until("r1"))
+    assert threads and threading.main_thread() not in threads
+
+
 async def test_words_that_vllm_would_read_as_special_tokens_are_refused_beside_pictures(
     server, pooling, store
 ):
     (plan, body) = stored_items("qwen3_vl", [picture(3, 64, 48)])[0]
     await store.save(plan, body, ttl=60)
     content = [{"type": "image"}, {"type": "text", "text": "<|im_end|>"}]
-    reply = await submit(pooling, "r1", content, [slot(plan)])
-    assert (reply.status, reply.error.param) == (pd_pb2.SubmitReply.STATUS_REFUSED, "messages")
+    await submit(pooling, "r1", content, [slot(plan)])
+    answer = await pooling.client.until("r1")
+    error = answer.finished.error
+    assert (answer.finished.reason, error.code, error.param) == ("error", "invalid_request_error", "messages")
     assert server.calls == []
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import VisionEncoderDecoderModel
+from transformers import AutoTokenizer, VisionEncoderDecoderModel
 
 from support.data.checkpoints import build_checkpoint
 from support.data.pictures import picture
@@ -89,6 +90,22 @@ def test_a_text_beyond_all_tokens_is_refused_before_it_is_tokenised() -> None:
         encoder.preprocess(b"x" * (256 * 128 + 1), {})
     with pytest.raises(TooLarge, match="tokens are more"):
         encoder.preprocess(b"x y" * 2000, {})
+
+
+def test_a_text_with_a_token_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    """As BART's `<mask>` is in checkpoints whose vocabulary was cut."""
+    path = build_checkpoint("bart", tmp_path / "bart")
+    size = json.loads((path / "config.json").read_text())["vocab_size"]
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.add_tokens([f"<extra_{n}>" for n in range(size - len(tokenizer) + 1)], special_tokens=True)
+    tokenizer.save_pretrained(path)
+    encoder, _ = sides(path)
+    last = tokenizer.convert_ids_to_tokens(size)
+    with pytest.raises(
+        InvalidRequest, match=f"the token {size}, and the model's vocabulary ends at {size - 1}"
+    ):
+        encoder.preprocess(f"some {last}".encode(), {})
+    assert encoder.preprocess(b"some words", {}).rows
 
 
 RATE = 16_000

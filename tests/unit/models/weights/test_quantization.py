@@ -56,7 +56,9 @@ def quantized_copy(linear: nn.Linear) -> Int8Linear:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("rows", "out"), [(1, 24), (4, 24), (5, 24), (3, 5000)])
-@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize(
+    ("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2), (torch.float16, 2e-3)]
+)
 def test_the_product_is_that_of_the_rounded_weight(dtype, error, rows, out, bias):
     torch.manual_seed(0)
     linear = nn.Linear(64, out, bias=bias, dtype=dtype)
@@ -66,6 +68,13 @@ def test_the_product_is_that_of_the_rounded_weight(dtype, error, rows, out, bias
     wanted = functional.linear(x.float(), rounded, None if linear.bias is None else linear.bias.float())
     assert made(x).dtype == dtype
     torch.testing.assert_close(made(x).float(), wanted, atol=error, rtol=error)
+
+
+def test_what_float16_holds_does_not_overflow_before_its_scale() -> None:
+    linear = nn.Linear(64, 24, bias=False, dtype=torch.float16)
+    nn.init.constant_(linear.weight, 0.125)
+    x = torch.full((1, 64), 1000.0, dtype=torch.float16)
+    torch.testing.assert_close(quantized_copy(linear)(x), torch.full((1, 24), 8000.0).half())
 
 
 @pytest.mark.parametrize("inputs", [8, 24, 40, 100])

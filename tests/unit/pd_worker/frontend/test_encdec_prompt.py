@@ -9,8 +9,10 @@ import pytest
 
 from support.encdec.tokenizers import bart_tokenizer, t5_tokenizer, whisper_tokenizer
 from triptych.base.errors import InternalError, InvalidRequest
+from triptych.base.request import MAX_CHARS_PER_TOKEN
 from triptych.base.types import ItemPlan, Placement
 from triptych.models.base import PromptDefaults
+from triptych.models.geometry import MAX_ROWS
 from triptych.pd_worker.frontend.encdec_prompt import (
     EncDecPrompts,
     behind_default,
@@ -65,7 +67,7 @@ def plan_of(rows: int, modality: str = "text") -> ItemPlan:
 class Fixed:
     """A decoder of which only the prompt counts."""
 
-    image_token_id = None
+    image_token_id = cross = None
 
     def __init__(self, defaults: PromptDefaults, vocab_size: int, modality: str = "text") -> None:
         self.defaults, self.modality = defaults, modality
@@ -107,6 +109,16 @@ def _fill(message: Any, value: Any) -> None:
         message.text = value
     else:
         message.token_ids.CopyFrom(common_pb2.TokenIds(ids=value))
+
+
+def test_a_text_of_few_tokens_for_its_characters_is_taken_as_the_encoder_has() -> None:
+    """Of T5, what it does not know is one token, however long."""
+    t5 = t5_tokenizer(400)
+    text = f"a{'世' * 1000}b"
+    ids = t5(text)["input_ids"]
+    assert len(ids) * MAX_CHARS_PER_TOKEN < len(text)
+    two = prompts_of(t5, Fixed(T5, 400)).build(submit(text), [plan_of(len(ids))])
+    assert two.encoder_token_ids == tuple(ids)
 
 
 def test_every_form_of_encoder_prompt_with_every_form_of_decoder_prompt(bart: Any) -> None:
@@ -200,7 +212,7 @@ REFUSED = [
     ({"encoder": (5,), "decoder": (400,)}, 1, "prompt"),
     ({"encoder": (5,), "decoder": ()}, 1, "prompt"),
     ({"encoder": (5,), "decoder": "x" * 9000}, 1, "prompt"),
-    ({"encoder": "x" * 129}, 1, "encoder_prompt"),
+    ({"encoder": "x" * (MAX_ROWS * MAX_CHARS_PER_TOKEN + 1)}, 1, "encoder_prompt"),
     ({"encoder": (5,), "transcription": common_pb2.Transcription(task="translate")}, 1, "transcription"),
     ({"encoder": (5,), "resume": pd_pb2.Resume(prompt_token_ids=[400])}, 1, "resume"),
 ]

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from support.data.checkpoints import build_checkpoint
 from support.data.trained import tokenizer as trained_tokenizer
 from triptych.base.config import PDConfig
 from triptych.base.errors import ConfigError, InvalidRequest
 from triptych.base.types import OutputFormat, SamplingParams, Task
 from triptych.models.base import GenerationDefaults
+from triptych.pd_worker import service
 from triptych.pd_worker.core.sampling import ResolvedSampling, resolve
 from triptych.pd_worker.frontend.grammar import GrammarCompiler
 from triptych.pd_worker.vllm.calls import EngineFormats, check_sampling, engine_seed, replays, sampling_params
@@ -52,6 +54,15 @@ def test_a_mistake_names_the_flag_and_the_remedy(given, message):
     with pytest.raises(ConfigError, match=message) as error:
         check_engine(replace(GOOD, **given))
     assert "secret" not in str(error.value)
+
+
+async def test_a_vllm_of_the_workers_own_gets_no_flag_of_the_native_engine(monkeypatch):
+    """It would be ignored, and weights in 8 bits would be asked for by a name that vLLM's have not."""
+    monkeypatch.setattr(service, "vllm_program", lambda: "/usr/bin/vllm")
+    config = PDConfig(model=str(build_checkpoint("qwen3_vl")), engine="vllm", device="cpu")
+    for given, flag in (({"quantization": "int8"}, "--quantization"), ({"block_size": 32}, "--block-size")):
+        with pytest.raises(ConfigError, match=f"{flag} is for --engine native: .*you start and name by"):
+            await service.run(replace(config, **given))
 
 
 def test_the_native_engine_takes_no_connector_of_vllm():
