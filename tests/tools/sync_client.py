@@ -21,7 +21,7 @@ _NAMES = {
     "AsyncClient": "Client",
     "aclose": "close",
     "aclosing": "closing",
-    "aiter_lines": "iter_lines",
+    "aiter_bytes": "iter_bytes",
     "aread": "read",
     "asyncio": "time",
     "in_thread": "at_once",

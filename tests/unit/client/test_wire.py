@@ -97,25 +97,33 @@ def test_only_what_may_pass_is_tried_again():
 
 
 def test_events_are_read_until_done():
-    lines = EventLines()
-    assert lines.parse('data: {"choices": []}') == {"choices": []}
-    assert lines.parse("") is None
-    assert lines.parse(": comment") is None
-    assert lines.parse("data: [DONE]") is None
-    lines.check_end()
+    events = EventLines()
+    assert list(events.feed(b'data: {"choices": []}\n\n: comment\ndata: [DO')) == [{"choices": []}]
+    with pytest.raises(Unavailable):
+        events.check_end()
+    assert list(events.feed(b"NE]\r\n\r\n")) == []
+    events.check_end()
+
+
+@pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85"])
+def test_an_event_may_hold_what_other_readers_take_for_the_end_of_a_line(character):
+    text = f"a{character}b"
+    raw = f"data: {json.dumps({'text': text}, ensure_ascii=False)}\n\n".encode()
+    events = EventLines()
+    assert [event for byte in raw for event in events.feed(bytes([byte]))] == [{"text": text}]
 
 
 def test_a_stream_without_its_end_is_an_error():
-    lines = EventLines()
-    lines.parse('data: {"choices": []}')
+    events = EventLines()
+    assert list(events.feed(b'data: {"choices": []}\n\n'))
     with pytest.raises(Unavailable, match="broke off"):
-        lines.check_end()
+        events.check_end()
 
 
-@pytest.mark.parametrize("data", ["data: {", "data: []"])
+@pytest.mark.parametrize("data", [b"data: {\n", b"data: []\n"])
 def test_an_event_that_is_none_is_an_error(data):
     with pytest.raises(InternalError):
-        EventLines().parse(data)
+        list(EventLines().feed(data))
 
 
 def test_an_answer_has_its_parts():

@@ -83,8 +83,8 @@ class AsyncClient:
         events = wire.EventLines()
         async with aclosing(await self._reply(wire.CHAT, body, stream=True)) as reply:
             try:
-                async for line in reply.aiter_lines():
-                    if (event := events.parse(line)) is not None:
+                async for data in reply.aiter_bytes():
+                    for event in events.feed(data):
                         yield answers.chunk_of(event)
             except httpx2.TransportError as error:
                 raise self._endpoint.error_of(error) from error

@@ -84,8 +84,8 @@ class Client:
         events = wire.EventLines()
         with closing(self._reply(wire.CHAT, body, stream=True)) as reply:
             try:
-                for line in reply.iter_lines():
-                    if (event := events.parse(line)) is not None:
+                for data in reply.iter_bytes():
+                    for event in events.feed(data):
                         yield answers.chunk_of(event)
             except httpx2.TransportError as error:
                 raise self._endpoint.error_of(error) from error

@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -352,17 +352,29 @@ def pause(error: RequestError, attempt: int, retries: int) -> float | None:
 
 
 class EventLines:
-    """A parser of the lines of an SSE reply into its events."""
+    """A parser of the bytes of an SSE reply into its events.
+
+    Lines end with a newline and with nothing else: JSON may hold what other readers of lines take for an end,
+    such as U+2028.
+    """
 
     def __init__(self) -> None:
         self.done = False
+        self._rest = b""
 
-    def parse(self, line: str) -> JsonObject | None:
-        """The event of a line; None for a line without one. Raises the error of an error event."""
-        if not line.startswith("data:"):
+    def feed(self, data: bytes) -> Iterator[JsonObject]:
+        """The events whose lines end in `data`. Raises the error of an error event."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if (event := self._parse(line)) is not None:
+                yield event
+
+    def _parse(self, line: bytes) -> JsonObject | None:
+        """The event of a line; None for a line without one."""
+        if not line.startswith(b"data:"):
             return None
         data = line[5:].strip()
-        if data == "[DONE]":
+        if data == b"[DONE]":
             self.done = True
             return None
         try:
@@ -372,7 +384,7 @@ class EventLines:
         if not isinstance(event, dict):
             raise InternalError("the server's stream holds an event that is not an object")
         if "error" in event:
-            raise error_of(500, data.encode())
+            raise error_of(500, data)
         return event
 
     def check_end(self) -> None:
