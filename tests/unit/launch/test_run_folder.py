@@ -121,6 +121,11 @@ def test_a_cluster_with_tls_is_named_by_https_and_its_ca_is_mentioned(tmp_path: 
     assert "https://127.0.0.1:8000" in secured and "http://" not in secured and "--ca-file" in secured
 
 
+def test_an_address_of_ipv6_is_told_as_urls_have_it() -> None:
+    told = greeting(serve_config(str(DEMO_MODEL), "--host", "::1"))
+    assert "http://[::1]:8000" in told and "gRPC [::1]:" in told and "//::1" not in told
+
+
 def _store(store: str, file: Path | str = "", **flags: str) -> str:
     return store_url(store, ServiceConfig(store_password_file=str(file), **flags))
 

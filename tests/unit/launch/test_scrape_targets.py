@@ -8,6 +8,8 @@ import json
 import pytest
 
 from support.options import serve_config
+from support.waiting import until
+from triptych.apps.launch import cluster_state
 from triptych.apps.launch.cluster_state import TARGETS_FILE, keep_targets, scrape_targets, write_targets
 from triptych.apps.launch.plan.cluster import plan_cluster
 from triptych.apps.launch.plan.cores import share_cores
@@ -49,6 +51,34 @@ async def test_while_the_store_is_away_the_file_stays(tmp_path):
         async with asyncio.timeout(0.05):
             await keep_targets(Away(), tmp_path, "p")  # type: ignore[arg-type]
     assert (tmp_path / TARGETS_FILE).read_text() == before
+
+
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
+    """Each is repeated, twice a second."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cluster_state.os, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        write_targets(tmp_path, scrape_targets([], "a:1"))
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_file_that_cannot_be_written_is_tried_again(tmp_path, monkeypatch):
+    class Empty:
+        async def workers(self) -> list[WorkerInfo]:
+            return []
+
+    monkeypatch.setattr(cluster_state, "TARGETS_SECONDS", 0.01)
+    folder = tmp_path / "later"
+    kept = asyncio.create_task(keep_targets(Empty(), folder, "p"))  # type: ignore[arg-type]
+    await asyncio.sleep(0.05)
+    folder.mkdir()
+    await until(lambda: (folder / TARGETS_FILE).exists() or kept.done(), "the file")
+    kept.cancel()
+    await asyncio.gather(kept, return_exceptions=True)
+    assert (folder / TARGETS_FILE).exists()
 
 
 @pytest.mark.parametrize(

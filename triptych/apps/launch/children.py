@@ -72,18 +72,22 @@ class Child:
             if self._ending:
                 break
             started = time.monotonic()
-            with TemporaryDirectory(prefix="triptych-") as folder:
-                code = await self._run_once(cause := Path(folder, "cause"))
-                if code == CONFIG_EXIT and cause.is_file():
-                    self.cause = f"{self.name}: {cause.read_text(encoding='utf-8')}"
+            try:
+                with TemporaryDirectory(prefix="triptych-") as folder:
+                    code = await self._run_once(cause := Path(folder, "cause"))
+                    if code == CONFIG_EXIT and cause.is_file():
+                        self.cause = f"{self.name}: {cause.read_text(encoding='utf-8')}"
+            except OSError as error:
+                # There may be memory, a process id or room for a file again.
+                code, told = 1, f"could not be started: {error}"
+            else:
+                told = f"ended with {_told(code)}"
             if self._ending:
                 break
             if code == CONFIG_EXIT:
                 return code
             failures = 0 if time.monotonic() - started > STABLE_SECONDS else failures + 1
-            logger.warning(
-                "%s ended with %s; it starts again in %.1f s", self.name, _told(code), backoff(failures)
-            )
+            logger.warning("%s %s; it starts again in %.1f s", self.name, told, backoff(failures))
         return 0
 
     async def _run_once(self, cause: Path) -> int:

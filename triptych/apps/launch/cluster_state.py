@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import shutil
 import ssl
@@ -22,6 +23,8 @@ from triptych.registry.registry import Registry
 from triptych.store.control import StoreUnavailable
 from triptych.store.embedding_store import EmbeddingStore
 from triptych.store.topology.location import redacted
+
+logger = logging.getLogger("launch")
 
 FILE, TARGETS_FILE = "cluster.json", "targets.json"
 _ANSWER_SECONDS, _RETRY_SECONDS = 2.0, 0.5
@@ -161,14 +164,21 @@ def _replace(target: Path, text: str) -> None:
         return
     # A new file of mode 0600: other users neither own it nor read it.
     descriptor, scratch = tempfile.mkstemp(dir=target.parent, prefix=f"{target.stem}-")
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    os.replace(scratch, target)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        os.replace(scratch, target)
+    except BaseException:
+        Path(scratch).unlink(missing_ok=True)
+        raise
 
 
 async def keep_targets(registry: Registry, folder: Path, proxy: str) -> None:
     """Keeps the file up to date, for ever. While the store is away it stays as it is."""
     while True:
         with contextlib.suppress(StoreUnavailable):
-            write_targets(folder, scrape_targets(await registry.workers(), proxy))
+            try:
+                write_targets(folder, scrape_targets(await registry.workers(), proxy))
+            except OSError as error:
+                logger.warning("%s is out of date: %s", TARGETS_FILE, error)
         await asyncio.sleep(TARGETS_SECONDS)

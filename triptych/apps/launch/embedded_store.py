@@ -141,8 +141,8 @@ class EmbeddedStore:
             logger.warning("the embedding store is gone; it starts again, empty")
             try:
                 await asyncio.to_thread(self.start)
-            except TriptychError as error:
-                logger.error("%s", error)
+            except (TriptychError, OSError) as error:
+                logger.error("the embedding store could not be started, and is tried again: %s", error)
 
     def stop(self) -> None:
         """Ends the server and removes its socket. Idempotent."""

@@ -19,10 +19,11 @@ def greeting(config: ServeConfig) -> str:
     """The text for a cluster of this config."""
     proxy, name, path = config.proxy, config.pd.served_model_name, Path(config.model)
     tls = front_door_tls(proxy) is not None
-    url = f"{'https' if tls else 'http'}://{proxy.host}:{proxy.port}"
+    host = f"[{proxy.host}]" if ":" in proxy.host else proxy.host
+    url = f"{'https' if tls else 'http'}://{host}:{proxy.port}"
     lines = [
         "",
-        f"Triptych answers for {name!r} at {url} (gRPC {proxy.host}:{proxy.grpc_port}).",
+        f"Triptych answers for {name!r} at {url} (gRPC {host}:{proxy.grpc_port}).",
         "",
         *_example(path, str(Path(sys.executable).with_name("triptych")), url),
     ]

@@ -38,6 +38,7 @@ class Supervisor:
         self._workers = LocalWorkers(plan, self._fork_server, self._changed)
         self._proxy = Child("proxy", plan.proxy, plan.proxy_secrets, on_change=self._changed)
         self._stop = asyncio.Event()
+        self._is_current = True
 
     async def run(self) -> int:
         """Until SIGINT or SIGTERM; the exit code. Leaves no process and no socket behind."""
@@ -92,7 +93,7 @@ class Supervisor:
         await self._wait_until_ready()
         self._on_ready()
         while True:
-            self._write_processes()
+            self._changed()
             await asyncio.sleep(0.5)
 
     async def _keep_targets(self) -> None:
@@ -106,7 +107,7 @@ class Supervisor:
     async def _wait_until_ready(self) -> None:
         waited: dict[str, int] = {}
         while True:
-            self._write_processes()
+            self._changed()
             counts = await registered(self._plan.store_url)
             if counts != waited:
                 logger.info(
@@ -119,14 +120,17 @@ class Supervisor:
             await asyncio.sleep(0.2)
 
     def _changed(self) -> None:
-        """Called when a child has started or ended; no start waits for the file."""
+        """Brings cluster.json up to date, also when a child has started or ended; nothing waits for it."""
         try:
             self._write_processes()
         except OSError as error:
-            logger.warning("cluster.json is out of date: %s", error)
+            if self._is_current:
+                logger.warning("cluster.json is out of date: %s", error)
+            self._is_current = False
+        else:
+            self._is_current = True
 
     def _write_processes(self) -> None:
-        """Brings cluster.json up to date."""
         processes: dict[str, int | None] = {**self._workers.processes, "proxy": self._proxy.pid}
         if self._fork_server is not None:
             processes["fork-server"] = self._fork_server.pid

@@ -6,7 +6,9 @@ import socket
 
 import pytest
 
-from triptych.apps.launch.ray.actor import free_port_in, is_free, last_error, listen_at
+from triptych.apps.launch.children import Child
+from triptych.apps.launch.ray import actor
+from triptych.apps.launch.ray.actor import ServiceActor, free_port_in, is_free, last_error, listen_at
 from triptych.apps.launch.ray.pools import ActorPool, PoolResources
 from triptych.apps.launch.ray.supervisor import ActorChanges, DesiredActors, find_changes
 from triptych.apps.launch.scaling import plan_change
@@ -38,6 +40,24 @@ def test_the_reason_is_the_last_that_a_service_said(tmp_path):
     assert last_error(log) == "--store is missing"
     log.write_text("nothing of ours\n")
     assert last_error(log) == last_error(tmp_path / "none") == "its log says why"
+
+
+async def test_an_actor_whose_service_cannot_be_started_has_failed(monkeypatch):
+    """Another actor takes its place; one that says that it runs would never be missed."""
+
+    class NoRoom(Child):
+        async def watch(self) -> int:
+            raise OSError("no port of 1-2 is free on this node")
+
+    monkeypatch.setattr(actor, "node_address", lambda: "10.0.0.7")
+    monkeypatch.setattr(actor, "Child", NoRoom)
+    monkeypatch.setattr(actor, "raise_priority", lambda: None)
+    monkeypatch.setattr(actor, "setup_logging", lambda *_, **__: None)
+    service = ServiceActor("pd-0", ["pd"], "", 1)
+    await service.drain()
+    health = await service.health()
+    assert (health["state"], health["pid"]) == ("failed", 0)
+    assert health["message"] == "could not be started: no port of 1-2 is free on this node"
 
 
 def test_the_reason_is_found_in_a_log_of_json_too(tmp_path):

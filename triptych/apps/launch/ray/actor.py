@@ -99,6 +99,14 @@ class ServiceActor:
         await asyncio.wait([self._task], timeout=MAX_BACKOFF_SECONDS + 1)
 
     async def _run(self) -> None:
+        try:
+            await self._keep_running()
+        except Exception as error:
+            # An actor that runs nothing would never be missed: another one takes its place.
+            logger.exception("%s could not be started", self._name)
+            self._state, self._message = "failed", f"could not be started: {error}"
+
+    async def _keep_running(self) -> None:
         while True:
             code = await self._child.watch()
             if code != CONFIG_EXIT or self._state != "runs":
