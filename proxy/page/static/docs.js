@@ -81,7 +81,7 @@ function typeOf(schema) {
 /** An example with its button: `text` is its body, none for a GET. */
 function runnable(method, route, name = "", text = null) {
   const path = route.slice(1);
-  const editor = text === null ? null : h("textarea", { class: "code", spellcheck: false, rows: Math.min(18, text.split("\n").length), value: text, "aria-label": `Body of the example ${name}` });
+  const editor = text === null ? null : h("textarea", { class: "code", spellcheck: "false", rows: Math.min(18, text.split("\n").length), value: text, "aria-label": `Body of the example ${name}` });
   const output = h("pre", { class: "code output", tabindex: "0", role: "region", "aria-label": "Answer", "aria-live": "polite", hidden: true });
   const state = h("span", { class: "soft small", role: "status" });
   const run = h("button", { type: "button", class: "primary small", onclick: () => (running ? running.abort() : start()) }, "Run");

@@ -17,7 +17,7 @@ function fill(node, props, children) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (name === "style") for (const [key, to] of Object.entries(value)) node.style.setProperty(key, to);
-    else if (name in node && node.namespaceURI !== SVG && !name.includes("-") && name !== "list") node[name] = value;
+    else if (name in node && node.namespaceURI !== SVG && !name.includes("-") && name !== "list" && name !== "spellcheck") node[name] = value;
     else node.setAttribute(name === "className" ? "class" : name, value === true ? "" : String(value));
   }
   node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));

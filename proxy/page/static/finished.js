@@ -49,7 +49,7 @@ export class FinishedCard {
 
   #draw() {
     const { requests, models } = this.reply;
-    this.model.hidden = models.length < 2;
+    this.model.hidden = models.length < 2 && !this.model.value;
     const added = models.filter((name) => !this.#models.includes(name));
     this.#models.push(...added);
     this.model.append(...added.map((name) => h("option", { value: name }, name)));

@@ -90,7 +90,7 @@ class JsonBox {
     const id = `json-${label.toLowerCase().replace(/\W+/g, "-")}`;
     this.error = h("p", { class: "error small", id, role: "status" });
     this.input = h("textarea", {
-      rows: 4, class: "code", spellcheck: false, placeholder: "none", "aria-describedby": id,
+      rows: 4, class: "code", spellcheck: "false", placeholder: "none", "aria-describedby": id,
       oninput: () => (this.check(), changed()),
     });
     this.node = h("div", { class: "field" },

@@ -22,7 +22,7 @@ export function pythonLines(base, request, keyed) {
   const call = own.replaceAll("/", ".");
   const text = (value, depth) => literal(value, depth, media);
   const lines = ["from openai import OpenAI", "", `client = OpenAI(base_url=${JSON.stringify(`${base}v1`)}, api_key="${keyed ? "YOUR_KEY" : "none"}")`];
-  const { named, extra } = split(request.form ?? request.body);
+  const { named, extra } = split(request.form ?? request.body, own);
   const parameters = Object.entries(named).map(([name, value]) => `    ${name}=${keyword(name, value, text)},`);
   if (Object.keys(extra).length) parameters.push(`    extra_body=${text(extra, 1)},`);
   lines.push(`stream = client.${call}.create(`, ...parameters, ")", "for event in stream:", `    ${printing(own)}`);
@@ -42,10 +42,14 @@ const READER = [
 /** Fields that the `openai` package has no parameter for go into extra_body. */
 const FOREIGN = new Set(["top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "multi_modal_data", "cache_salt"]);
 
-function split(fields) {
+/** Likewise, of one path's methods. */
+const FOREIGN_THERE = { audio: "seed", completions: "response_format" };
+
+function split(fields, own) {
   const named = {};
   const extra = {};
-  for (const [name, value] of Object.entries(fields)) (FOREIGN.has(name) ? extra : named)[name] = value;
+  const there = FOREIGN_THERE[own.split("/")[0]];
+  for (const [name, value] of Object.entries(fields)) (FOREIGN.has(name) || name === there ? extra : named)[name] = value;
   return { named, extra };
 }
 
@@ -65,19 +69,20 @@ function printing(own) {
 /** JSON for a here-document that the shell expands: a picture is the output of base64. */
 function shellJson(body) {
   const media = [];
-  const marked = JSON.stringify(body, (_, value) => value, 2);
-  collect(body, media);
-  let text = marked.replace(/[\\$`]/g, (letter) => `\\${letter}`);
-  for (const one of media) {
-    const whole = JSON.stringify(one.url).replace(/[\\$`]/g, (letter) => `\\${letter}`);
-    text = text.replaceAll(whole, () => `"data:${one.type};base64,$(base64 -w0 ${one.name})"`);
-  }
-  return text;
-}
-
-function collect(value, media) {
-  if (value instanceof Media) media.push(value);
-  else if (value && typeof value === "object") for (const one of Object.values(value)) collect(one, media);
+  const mark = `file-${Math.random().toString(36).slice(2)}-`;
+  // Marks in place of the files: with these it would be made of all their bytes, at every letter that is typed.
+  const marked = JSON.stringify(
+    body,
+    function (key, value) {
+      return this[key] instanceof Media ? `${mark}${media.push(this[key]) - 1}` : value;
+    },
+    2,
+  );
+  const text = marked.replace(/[\\$`]/g, (letter) => `\\${letter}`);
+  return text.replace(new RegExp(`"${mark}(\\d+)"`, "g"), (_, index) => {
+    const { type, name } = media[index];
+    return `"data:${type};base64,$(base64 -w0 ${name})"`;
+  });
 }
 
 /** A Python literal. */
