@@ -178,8 +178,7 @@ class RequestAdmission:
     async def query(self) -> AsyncIterator[None]:
         """One query of a client, such as POST /tokenize: a few run at once, one of each key in turn.
 
-        Overloaded when too many wait, or none ends in time; Unavailable at the proxy's end. Queries that a
-        request in flight needs, such as the text of a prompt that is echoed, are not admitted here.
+        Overloaded when too many wait, or none ends in time; Unavailable at the proxy's end.
         """
         self._check_draining()
         holder = current_call().holder

@@ -78,7 +78,7 @@ class SplitRequest:
 async def split(
     call: ChatCall, namespace: str, loader: MediaSource, videos: VideoSegments | None = None
 ) -> SplitRequest:
-    """Fetches, decodes and hashes, off the event loop; pictures of one request beside each other.
+    """Fetches, decodes and hashes media, off the event loop; pictures of one request beside each other.
 
     InvalidRequest for more text than any model takes, before anything is fetched.
     """

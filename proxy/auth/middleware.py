@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 _SCHEME = "bearer "
 #: Where the scope of a request names its principal.
 _PRINCIPAL = "triptych.principal"
+#: Where it has the question whether its key still is that principal's.
+_HOLDS = "triptych.key_holds"
 
 
 class KeyFinder(Protocol):
@@ -43,7 +46,7 @@ class Authenticator:
 
     def principal(self, authorization: bytes) -> Principal:
         """The principal of the header's key; Unauthorized when it is not valid."""
-        scheme, key = authorization[: len(_SCHEME)], authorization[len(_SCHEME) :].strip()
+        scheme, key = _parts(authorization)
         if scheme.lower() != _SCHEME.encode() or not key:
             self._metrics.refusals.labels("api_key").inc()
             raise Unauthorized("no API key was given: send the header Authorization: Bearer YOUR_KEY")
@@ -52,6 +55,10 @@ class Authenticator:
             self._metrics.refusals.labels("api_key").inc()
             raise Unauthorized("the API key is not valid here: ask this server's operator for one")
         return principal
+
+    def holds(self, authorization: bytes, principal: Principal) -> bool:
+        """Whether the header's key is still this principal's: a reply may outlive it."""
+        return self._keys.find(_parts(authorization)[1]) == principal
 
     @asynccontextmanager
     async def admit(self, principal: Principal) -> AsyncIterator[None]:
@@ -98,8 +105,10 @@ class AuthMiddleware:
                 await self._app(scope, receive, send)
             return
         try:
-            principal = self._authenticator.principal(_authorization(scope))
+            authorization = _authorization(scope)
+            principal = self._authenticator.principal(authorization)
             scope[_PRINCIPAL] = principal
+            scope[_HOLDS] = partial(self._authenticator.holds, authorization, principal)
             if scope["method"] != "POST":
                 await self._authenticator.count(principal)
                 with in_call(holder=principal.id, models=principal.models):
@@ -122,6 +131,17 @@ def sees_all(scope: Scope) -> bool:
     """Whether the sender of a request may see those of every tenant: an operator, or anyone without keys."""
     principal: Principal | None = scope.get(_PRINCIPAL)
     return principal is None or principal.operator
+
+
+def key_holds(scope: Scope) -> bool:
+    """Whether the key that a request came with is still what it was; true where no keys are in use."""
+    holds: Callable[[], bool] | None = scope.get(_HOLDS)
+    return holds is None or holds()
+
+
+def _parts(authorization: bytes) -> tuple[bytes, bytes]:
+    """The scheme, with its blank, and the key of the header's value."""
+    return authorization[: len(_SCHEME)], authorization[len(_SCHEME) :].strip()
 
 
 def _authorization(scope: Scope) -> bytes:

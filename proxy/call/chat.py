@@ -243,6 +243,11 @@ class ChatCall:
         return self.encoder is not None and isinstance(self.prompt, tuple) and self.prompt_param == "prompt"
 
     @property
+    def text_param(self) -> str:
+        """The request's field that has the prompt's text, of messages too."""
+        return "messages" if self.prompt is None and self.prompt_param == "prompt" else self.prompt_param
+
+    @property
     def text_length(self) -> int:
         """Characters of all messages."""
         return sum(message.text_length for message in self.messages)

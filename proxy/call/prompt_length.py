@@ -15,7 +15,7 @@ def check_prompt_length(call: ChatCall, limits: Sequence[int]) -> None:
     Only PD workers have the tokenizer: what counts here is that no token has more than so many characters.
     A text encoder's prompt has limits of its own.
     """
-    param = "messages" if call.prompt is None else call.prompt_param
+    param = call.text_param
     if isinstance(call.prompt, str):
         check_characters(len(call.prompt), limits, param)
     else:

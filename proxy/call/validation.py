@@ -251,7 +251,7 @@ def _check_task(call: ChatCall, kind: ModelKind) -> None:
 
 def name_prompt(error: RequestError, param: str) -> RequestError:
     """A worker's complaint about the prompt, in the name of the field that the client sent."""
-    if error.param != "prompt" or param == "prompt":
+    if error.param not in ("prompt", "messages") or param in ("prompt", error.param):
         return error
     return type(error)(f"{param}: {error.message}", param=param, retry_after=error.retry_after)
 

@@ -47,7 +47,7 @@ class VideoSplitter:
             try:
                 async with asyncio.timeout(SPLIT_SECONDS):
                     segments = self._known[key] = await self._ask(address, video, namespace, salt, tenant)
-            except (aio.AioRpcError, TimeoutError) as error:
+            except (aio.AioRpcError, TimeoutError, KeyError) as error:  # KeyError: it has gone meanwhile
                 logger.info("encoder worker %s does not divide a video: %r", address, error)
                 continue
             if len(self._known) > _REMEMBERED:

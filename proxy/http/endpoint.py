@@ -277,8 +277,10 @@ class HttpReply:
         for at in range(0, len(data) or 1, PIECE_BYTES):
             await self.part(data[at : at + PIECE_BYTES], last=at + PIECE_BYTES >= len(data))
 
-    async def error(self, error: RequestError, status: int | None = None) -> None:
-        """A status before the first byte, an SSE error event after it."""
+    async def error(
+        self, error: RequestError, status: int | None = None, *, event: bytes | None = None
+    ) -> None:
+        """A status before the first byte, an SSE error event after it: `event`, where an API has its own."""
         if self._span is not None:
             self._span.failed(error.code)
             if self._begun:
@@ -288,7 +290,7 @@ class HttpReply:
         try:
             async with asyncio.timeout(WRITE_SECONDS):
                 if self._begun:
-                    await self.part(error_event(error, self._path), last=True)
+                    await self.part(error_event(error, self._path) if event is None else event, last=True)
                 else:
                     await self.whole(error_json(error, self._path), status or error.status, extra)
         except (TimeoutError, ClientGone):

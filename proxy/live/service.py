@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -19,7 +20,7 @@ from triptych.base.config import ProxyConfig
 from triptych.base.errors import InvalidRequest, NotFound, RequestError, Unavailable
 from triptych.base.metrics import ProxyMetrics
 from triptych.base.scaling import ScalingDecision
-from triptych.proxy.auth.middleware import principal_of, sees_all
+from triptych.proxy.auth.middleware import key_holds, principal_of, sees_all
 from triptych.proxy.dispatcher import Dispatcher
 from triptych.proxy.http.json_body import convert_field, error_json, retry_after
 from triptych.proxy.live.calls import CallLog
@@ -309,13 +310,15 @@ class EventsEndpoint:
             with self._feed.listen(principal_of(scope), _visible_tenant(scope)) as listener:
                 if scope["method"] == "HEAD":
                     listener.close()
-                await self._serve(listener, receive, send)
+                await self._serve(listener, partial(key_holds, scope), receive, send)
         except RequestError as error:
             await refusal(error)(scope, receive, send)
 
-    async def _serve(self, listener: FeedListener, receive: Receive, send: Send) -> None:
-        """Sends until the client goes, takes nothing for too long, or the feed ends."""
-        sending = asyncio.create_task(self._send_all(listener, send))
+    async def _serve(
+        self, listener: FeedListener, key_holds: Callable[[], bool], receive: Receive, send: Send
+    ) -> None:
+        """Sends until the client goes, takes nothing for too long, its key is withdrawn, or the feed ends."""
+        sending = asyncio.create_task(self._send_all(listener, key_holds, send))
         leaving = asyncio.create_task(_disconnected(receive))
         try:
             await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -324,11 +327,11 @@ class EventsEndpoint:
                 task.cancel()
             await asyncio.gather(sending, leaving, return_exceptions=True)
 
-    async def _send_all(self, listener: FeedListener, send: Send) -> None:
+    async def _send_all(self, listener: FeedListener, key_holds: Callable[[], bool], send: Send) -> None:
         try:
             await self._send(send, {"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
             await self._send(send, _part(event("history", self._feed.history())))
-            while (data := await listener.next()) is not None:
+            while (data := await listener.next()) is not None and key_holds():
                 await self._send(send, _part(data))
             await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
         except (TimeoutError, OSError):

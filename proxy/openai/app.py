@@ -26,7 +26,7 @@ from triptych.base.tracing.context import context_of
 from triptych.base.tracing.server_span import ServerSpan
 from triptych.base.tracing.tracer import Tracer
 from triptych.proxy.dispatcher import Dispatcher
-from triptych.proxy.http.json_body import error_body, retry_after
+from triptych.proxy.http.json_body import MESSAGES_PATH, error_body, retry_after
 from triptych.proxy.openai.audio.endpoint import AudioEndpoint, TranslationEndpoint
 from triptych.proxy.openai.chat.endpoint import ApiLimits, CallEndpoint, ChatEndpoint
 from triptych.proxy.openai.completions.endpoint import CompletionsEndpoint
@@ -207,7 +207,9 @@ class StateEndpoints:
         except RequestError as error:
             wait = retry_after(error)
             headers = {} if wait is None else {"Retry-After": wait}
-            return JSONResponse(error_body(error), status_code=error.status, headers=headers)
+            # Both APIs have this path; Anthropic's clients name a version of theirs.
+            shape = MESSAGES_PATH if "anthropic-version" in request.headers else ""
+            return JSONResponse(error_body(error, shape), status_code=error.status, headers=headers)
         return JSONResponse(self._model(name))
 
     def _model(self, name: str) -> dict[str, Any]:

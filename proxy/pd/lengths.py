@@ -49,7 +49,7 @@ def too_long(call: ChatCall, tokens: int, longest: int) -> ContextTooLong:
             f"takes {longest} with the output: ask for fewer",
             param="max_tokens",
         )
-    field = "messages" if call.prompt is None else call.prompt_param
+    field = call.text_param
     return ContextTooLong(
         f"the prompt has at least {prompt} tokens, but the model takes {longest} with the output: "
         f"shorten {field}",

@@ -63,7 +63,11 @@ class PDQueries:
     ) -> R:
         error: RequestError = Unavailable("no PD worker is live", retry_after=RETRY_AFTER)
         for address in self._addresses(model):
-            call = method(connect(self._pool.channel("pd", address)))
+            try:
+                channel = self._pool.channel("pd", address)
+            except KeyError:
+                continue  # it has gone while another one was asked
+            call = method(connect(channel))
             try:
                 return await call(message, timeout=QUERY_SECONDS)
             except aio.AioRpcError as failure:

@@ -155,7 +155,9 @@ class Quota:
         `own` is what the hold that grows has already: as the only one of its holder, it may become the
         largest.
         """
-        if not holder or (self.spec.per == "key" and not self._shared()):
+        # Who comes without a key is "@" and an address, and shares what the keys have.
+        alone = self.spec.per == "key" and not holder.startswith("@") and not self._shared()
+        if not holder or alone:
             return self.spec.capacity
         for_others = self.used - self.held(holder)
         shared = (self.spec.capacity - for_others + 1) // 2

@@ -298,7 +298,8 @@ class StoreWait:
 
     def watch(self, request: InFlightRequest) -> None:
         """The request's items were looked up, or the store was lost to it."""
-        if self._lost and request.binding is not None and request.content.items:
+        # One whose media are still fetched is watched once its items have been looked up.
+        if self._lost and request.split is not None and request.split.items:
             loop = asyncio.get_running_loop()
             loop.call_later(self._seconds, self._end, request.request_id, self._losses)
 

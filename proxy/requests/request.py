@@ -170,8 +170,9 @@ class Choices:
         if adapter := self.first.call.adapter:
             metrics.adapter_requests.labels(self.first.call.model, adapter, str(self.status)).inc()
         metrics.duration.observe(seconds)
-        if (first_token := self.first_token) is not None:
-            metrics.time_to_first_token.observe(first_token - self.started)
+        if self.status == 200:
+            # Of a vector or a score, when it is there: alerts divide by all that were answered.
+            metrics.time_to_first_token.observe((self.first_token or now) - self.started)
         self._log(seconds, model)
 
     def _log(self, seconds: float, model: str) -> None:

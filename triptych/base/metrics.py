@@ -276,7 +276,8 @@ class ProxyMetrics(_Metrics):
     published_bytes = _gauge("triptych_published_bytes", "bytes published in the store and not yet loaded")
     waiting_items = _gauge("triptych_waiting_items", "items and first requests that wait for an encoder")
     time_to_first_token = _histogram(
-        "triptych_time_to_first_token_seconds", "from the request's first byte to its first token"
+        "triptych_time_to_first_token_seconds",
+        "of answered requests: from the first byte to the first token, the vector or the score",
     )
     duration = _histogram("triptych_request_seconds", "from the request's first byte to its end")
 

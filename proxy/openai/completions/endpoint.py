@@ -9,6 +9,7 @@ from contextlib import aclosing
 from functools import partial
 
 from triptych.base.delta import Delta
+from triptych.base.errors import InvalidRequest
 from triptych.base.types import PositionLogprobs, Usage
 from triptych.proxy.call.chat import Admitted, ChatCall, Done, Output, Timings
 from triptych.proxy.call.pooled import first_error
@@ -243,19 +244,20 @@ class CompletionsEndpoint(CallEndpoint[CompletionRequest]):
             await reply.stream(batches, lambda batch: (stream.render(*batch), book.open == 0))
 
     async def _echoes(self, request: CompletionRequest, model: str) -> list[str]:
-        """The prompts' texts, where they are to be repeated."""
+        """The prompts' texts, where they are to be repeated; those of ids are asked for, one by one."""
         if not request.options.echo:
             return []
-        return await asyncio.gather(
-            *(
-                _as_it_is(prompt) if isinstance(prompt, str) else self.queries.detokenize(model, prompt or ())
-                for prompt in request.options.prompts
-            )
-        )
-
-
-async def _as_it_is(text: str) -> str:
-    return text
+        prompts = request.options.prompts
+        texts = {at: prompt for at, prompt in enumerate(prompts) if isinstance(prompt, str)}
+        ids = {at: prompt or () for at, prompt in enumerate(prompts) if not isinstance(prompt, str)}
+        if ids:
+            async with self.dispatcher.admission.query():
+                try:
+                    told = [await self.queries.detokenize(model, each) for each in ids.values()]
+                except InvalidRequest as error:
+                    raise InvalidRequest(f"prompt: {error.message}", param="prompt") from None
+            texts |= zip(ids, told, strict=True)
+        return [texts[at] for at in range(len(prompts))]
 
 
 async def all_together(

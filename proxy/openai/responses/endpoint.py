@@ -238,7 +238,7 @@ class ResponsesEndpoint(CallEndpoint[ResponsesRequest]):
             named = request.names.translated(error)
             if not (request.options.stream and book.begun):
                 raise named from None
-            await reply.part(b"".join(map(named_event, book.fail(named))), last=True)
+            await reply.error(named, event=b"".join(map(named_event, book.fail(named))))
 
     async def _answer(self, request: ResponsesRequest, book: ResponseBook, reply: HttpReply) -> None:
         async with aclosing(self.dispatcher.chat(request.call, current_call())) as batches:

@@ -120,6 +120,22 @@ async def test_a_bad_request_has_a_span_with_its_status_and_code(store: Embeddin
         assert (server.name, server.error) == ("chat", "")
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_a_stream_that_fails_has_a_span_with_its_error(store: EmbeddingStore, path: str) -> None:
+    tracer, kept = kept_tracer()
+    async with FakeCluster(store, tracer=tracer) as cluster:
+        error = common_pb2.Error(code="internal_error", message="the worker is ill")
+        cluster.pd_workers[0].fail_with = error
+        body = {"model": MODEL, "messages": TEXT, "input": "x", "max_tokens": 9, "stream": True}
+        body.pop("messages" if path.endswith("responses") else "input")
+        if path.endswith("responses"):
+            body["max_output_tokens"] = body.pop("max_tokens")
+        reply = await cluster.client._client.post(f"http://127.0.0.1:{cluster.port}{path}", json=body)
+        assert reply.status_code == 200 and "the worker is ill" in reply.text
+        server = await server_span(kept)
+        assert (server.attributes["error.type"], server.error) == ("internal_error", "internal_error")
+
+
 async def test_a_grpc_call_is_traced_like_a_post(store: EmbeddingStore) -> None:
     tracer, kept = kept_tracer()
     async with FakeCluster(store, tracer=tracer) as cluster:

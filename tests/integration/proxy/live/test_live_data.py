@@ -230,6 +230,17 @@ async def test_a_key_sees_its_own_requests_and_an_operators_those_of_all(store, 
                 assert (await live.shows(row["id"], key))["id"] == "alices-own"
 
 
+async def test_a_key_that_is_withdrawn_ends_its_listener(store, keys, tmp_path):
+    async with watched(store, keys=keys) as live:
+        headers = {"Authorization": f"Bearer {OPERATOR}"}
+        async with live.web.get("/cluster/events", headers=headers) as reply:
+            assert len(await events(reply, 2)) == 2
+            keys._looked -= 100.0  # the file is looked at from time to time
+            (tmp_path / "keys").write_text(f"other sha256:{'0' * 64}\n")
+            assert await asyncio.wait_for(reply.content.read(), 30) is not None
+            assert reply.content.at_eof()
+
+
 async def test_requests_that_have_ended_are_listed_newest_slowest_or_failed_first(live: Watched):
     await live.ask("first", "a")
     await live.ask("second")

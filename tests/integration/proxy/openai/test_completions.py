@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from openai import BadRequestError
+from openai import BadRequestError, InternalServerError
 
 from support.fakes.fake_workers import MODEL, choice_text, whole_text
 from support.fakes.proxy_fakes import FakeCluster
@@ -64,6 +64,19 @@ async def test_echo_puts_the_prompt_in_front(cluster: FakeCluster) -> None:
     assert [choice.text for choice in reply.choices] == ["Hi" + whole_text(1), "!" + whole_text(1)]
     texts, _ = await _streamed(cluster, "Once", max_tokens=2, echo=True)
     assert texts == {0: "Once" + whole_text(2)}
+
+
+async def test_an_echo_asks_for_texts_in_a_querys_place_and_names_the_clients_field(
+    cluster: FakeCluster,
+) -> None:
+    with pytest.raises(BadRequestError) as refused:
+        await _complete(cluster, [[72], [0x110000]], max_tokens=1, echo=True)
+    assert refused.value.param == "prompt"
+    asked = len(cluster.pd_workers[0].questions)
+    cluster.dispatcher.drain()
+    with pytest.raises(InternalServerError, match="stopping"):
+        await _complete(cluster, [[72], [73]], max_tokens=1, echo=True)
+    assert len(cluster.pd_workers[0].questions) == asked
 
 
 async def test_a_refusal_of_one_prompt_ends_the_request(cluster: FakeCluster) -> None:

@@ -144,6 +144,10 @@ async def test_errors_have_their_own_shape_and_name_the_clients_field(cluster: F
     assert (large.status_code, large.json()["error"]["type"]) == (413, "request_too_large")
     wrong = await cluster.client._client.get(url(cluster))
     assert (wrong.status_code, wrong.json()["type"]) == (405, "error")
+    model = f"http://127.0.0.1:{cluster.port}/v1/models/another"
+    unknown = await cluster.client._client.get(model, headers={"anthropic-version": "2023-06-01"})
+    assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "not_found_error")
+    assert "type" not in (await cluster.client._client.get(model)).json(), "OpenAI's clients name no version"
 
 
 async def test_a_failure_inside_a_stream_is_an_event(cluster: FakeCluster) -> None:

@@ -12,6 +12,7 @@ from triptych.base.request import MAX_CHARS_PER_TOKEN, FunctionCall, MessageTool
 from triptych.base.types import SamplingParams
 from triptych.proxy.call.chat import ChatCall, ChatMessage
 from triptych.proxy.call.prompt_length import check_prompt_length
+from triptych.proxy.call.validation import name_prompt
 
 LONGEST = 100 * MAX_CHARS_PER_TOKEN
 FIRST = ChatCall("r", "m", (), SamplingParams(), 10.0)
@@ -39,6 +40,16 @@ def test_the_longest_limit_of_the_workers_decides_to_the_character(characters: i
     assert refused(chat(ChatMessage("system", "x" * 10), ChatMessage("user", parts))) == named
     prompt = replace(FIRST, prompt="x" * characters, prompt_param="inputs[3]")
     assert refused(prompt) == ("inputs[3]" if named else None)
+    document = replace(chat(ChatMessage("user", "x" * characters)), prompt_param="documents[3]")
+    assert refused(document) == ("documents[3]" if named else None)
+
+
+@pytest.mark.parametrize("field", ["prompt", "messages"])
+def test_a_workers_complaint_about_the_text_is_in_the_name_of_the_clients_field(field: str) -> None:
+    error = ContextTooLong(f"{field}: too long", param=field)
+    assert name_prompt(error, "documents[3]").param == "documents[3]"
+    assert name_prompt(error, "prompt") is error
+    assert name_prompt(error, field) is error
 
 
 @pytest.mark.parametrize(

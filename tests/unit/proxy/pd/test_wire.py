@@ -242,6 +242,7 @@ def test_a_limit_is_what_prompt_and_output_may_have_together() -> None:
         (call((1,) * 600, 8), 608, "prompt", "at least 600 tokens"),
         (call((1,) * 600, 8, "decoder_prompt"), 608, "decoder_prompt", "shorten decoder_prompt"),
         (call(), 513, "messages", "at least 512 tokens"),
+        (call(param="documents[3]"), 513, "documents[3]", "shorten documents[3]"),
     ],
 )
 def test_the_error_names_the_field_to_shorten_and_the_largest_limit(asked, tokens, param, words):

@@ -154,7 +154,9 @@ def test_the_only_hold_of_a_holder_may_grow_to_the_largest_and_a_second_one_may_
 
 
 def test_the_only_key_of_a_proxy_may_have_all_and_a_peer_never() -> None:
+    """Nor may who comes without a key, which the page and probes do not ask for."""
     facts = ("q", 4, "places", "places", "", "429")
+    assert take_all(Quota(QuotaSpec(*facts), shared=lambda: False), "@127.0.0.1") == 2  # type: ignore[arg-type]
     assert take_all(Quota(QuotaSpec(*facts), shared=lambda: False), "a") == 4  # type: ignore[arg-type]
     assert take_all(Quota(QuotaSpec(*facts, per="peer"), shared=lambda: False), "a") == 2  # type: ignore[arg-type]
 

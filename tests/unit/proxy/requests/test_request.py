@@ -15,6 +15,7 @@ from support.data.pd_events import pd_admitted, pd_finished, pd_loaded
 from support.waiting import until
 from triptych.base.delta import Delta
 from triptych.base.errors import InvalidRequest, RequestError
+from triptych.base.metrics import ProxyMetrics
 from triptych.base.types import FinishReason, ItemPlan, SamplingParams, Usage
 from triptych.protos.pd_pb2 import Admitted
 from triptych.proxy.admission import WHOLE_BATCH, make_choices
@@ -280,6 +281,18 @@ def test_text_and_what_has_ended_wait_for_no_store() -> None:
     assert not gone.waits_for("encoder")
 
 
+def test_the_time_to_first_token_is_of_all_that_were_answered_and_of_nothing_else() -> None:
+    """As the alerts divide: a vector has no token, and who leaves or fails later counts as neither."""
+    metrics = ProxyMetrics()
+    for status, token in ((200, None), (200, 0.5), (499, 0.1), (500, 0.1)):
+        choices = made(1)
+        choices.status, choices.first.first_token = status, token
+        choices.report(metrics, 2.0, "m")
+    name = "triptych_time_to_first_token_seconds"
+    assert metrics.registry.get_sample_value(f"{name}_count") == 2
+    assert metrics.registry.get_sample_value(f"{name}_sum") == 2.5
+
+
 class Proxy:
     """Requests that wait with a limit of no time, and the errors that they get."""
 
@@ -299,8 +312,7 @@ class Proxy:
             request_id=name,
             lifecycle=machine,
             first_token=first_token,
-            binding=object(),
-            content=SimpleNamespace(items=("a",)),
+            split=SimpleNamespace(items=("a",)),
         )
         self.limit.watch(self.requests[name])
 
@@ -318,6 +330,17 @@ async def test_who_waits_with_nothing_streamed_gets_503_with_retry_after(before:
     error = proxy.errors["waits"]
     assert error.status == 503 and error.retry_after
     assert "encoder worker reaches the embedding store" in error.message
+
+
+async def test_a_request_whose_media_are_still_fetched_keeps_no_other_from_its_limit() -> None:
+    proxy = Proxy()
+    (fetches,) = made(1).requests
+    fetches.binding = cast(Any, object())
+    proxy.requests["fetches"] = fetches
+    proxy.add("waits", looked_up())
+    proxy.limit.pool_changed()
+    await until(lambda: proxy.errors)
+    assert list(proxy.errors) == ["waits"]
 
 
 async def test_a_store_that_is_back_in_time_costs_no_request() -> None:
