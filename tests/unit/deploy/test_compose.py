@@ -195,6 +195,25 @@ def test_with_vllm_the_file_is_valid_and_the_code_takes_its_commands() -> None:
     check_engine(config)
 
 
+def test_what_is_written_into_memory_is_there_for_its_reader() -> None:
+    """A volume in memory is empty again once nobody has it: a service that stays has it before its writer."""
+    found = with_vllm()
+    services, held = found["services"], False
+    for volume, options in found["volumes"].items():
+        if (options or {}).get("driver_opts", {}).get("type") != "tmpfs":
+            continue
+        users = {
+            name: one
+            for name, one in services.items()
+            if any(mount.startswith(f"{volume}:") for mount in one["volumes"])
+        }
+        for name in [name for name, one in users.items() if one["restart"] == "no"]:
+            (before,) = set(services[name]["depends_on"]) & set(users)
+            assert services[before]["restart"] == "unless-stopped"
+            held = True
+    assert held
+
+
 def test_the_connector_takes_what_the_first_service_writes(tmp_path: Path) -> None:
     vllm, namespace = (with_vllm()["services"][name] for name in ("vllm", "namespace"))
     (tmp_path / "triptych").write_text("#!/bin/sh\nprintf " + "a1" * 32)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 
 import yaml
 
@@ -34,13 +33,13 @@ def test_the_images_that_are_pushed_are_those_that_the_pods_pull() -> None:
     (prefix,) = re.findall(r"IMAGE_PREFIX=(\S+)", PAGE)
     names, pushed = re.findall(r"for name in (.*?); do docker push (\S+)\$name:", PAGE)[0]
     assert pushed == prefix and f"$name:{__version__};" in PAGE
-    pulled = Counter(
-        part["image"]
-        for one in MANIFESTS
-        if one["kind"] == "Deployment"
-        for part in one["spec"]["template"]["spec"]["containers"]
-    )
-    assert set(pulled) == {f"{prefix}{name}:{__version__}" for name in names.split()}
+    others = re.findall(r"docker push (\S+[^;\s])$", PAGE, re.MULTILINE)
+    for image in others:
+        name = image.removeprefix(VALUES["image"]["registry"] + "/")
+        assert f"docker pull {name}\n" in PAGE and f"docker tag {name} {image}\n" in PAGE
+    pods = [one["spec"]["template"]["spec"] for one in MANIFESTS if "template" in one.get("spec", {})]
+    pulled = {part["image"] for one in pods for part in [*one.get("initContainers", []), *one["containers"]]}
+    assert pulled == {*others, *(f"{prefix}{name}:{__version__}" for name in names.split())}
 
 
 def test_its_commands_are_those_of_the_charts_notes() -> None:

@@ -133,8 +133,12 @@
 {{- fail (printf "%s: engine is vllm and the store's URL comes from a Secret: give store.external.url without its password, and the password by store.existingSecret" $where) -}}
 {{- end -}}
 {{- $dtype := printf "--dtype %s" .vllm.dtype -}}
+{{- $root := dict "Values" .values -}}
+{{- $model := include "triptych.modelName" (dict "root" $root "spec" (dict "model" (default .values.pd.model .pool.model))) -}}
 {{- range $encoder := .values.encoderPools -}}
-{{- if not (contains $dtype (join " " (default $.values.encoder.args $encoder.args) | replace "--dtype=" "--dtype ")) -}}
+{{- $own := dict "model" (default $.values.encoder.model $encoder.model) -}}
+{{- $same := eq $model (include "triptych.modelName" (dict "root" $root "spec" $own)) -}}
+{{- if and $same (not (contains $dtype (join " " (ternary $encoder.args $.values.encoder.args (hasKey $encoder "args")) | replace "--dtype=" "--dtype "))) -}}
 {{- fail (printf "encoderPools.%s: args have no %q: encoders save what vLLM reads, which computes in vllm.dtype" $encoder.name $dtype) -}}
 {{- end -}}
 {{- end -}}

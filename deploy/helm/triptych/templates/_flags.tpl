@@ -75,8 +75,8 @@ password
 
 {{/*
 What the workers of a pool are told apart by where the proxies scale it: {model, kind, role} as JSON. Empty where the
-pool is the only one that encodes or decodes: then the decision is about all. Pools that could do each other's work
-are told apart by their names, as kinds.
+pool is the only one that encodes or decodes: then the decision is about all. Pools that could do each other's work,
+also encoders in the pods of PD pools, are told apart by their names, as kinds.
 */}}
 {{- define "triptych.scaleTarget" -}}
 {{- $values := .root.Values -}}
@@ -84,8 +84,14 @@ are told apart by their names, as kinds.
 {{- $component := .component -}}
 {{- $target := dict -}}
 {{- $pools := concat (index $values (printf "%sPools" $component)) $values.colocatedPools -}}
+{{- $model := include "triptych.modelName" (dict "root" .root "spec" (dict "model" (default (index $values $component).model $own.model))) -}}
+{{- if eq $component "encoder" -}}
+{{- range $values.pdPools -}}
+{{- $same := eq $model (include "triptych.modelName" (dict "root" $.root "spec" (dict "model" (default $values.pd.model .model)))) -}}
+{{- if and $same (default $values.pd.encoder .encoder) }}{{ $_ := set $target "kind" $own.name }}{{ end -}}
+{{- end -}}
+{{- end -}}
 {{- if gt (len $pools) 1 -}}
-{{- $model := include "triptych.modelName" (dict "root" .root "spec" $own) -}}
 {{- with $model }}{{ $_ := set $target "model" . }}{{ end -}}
 {{- $role := "both" -}}
 {{- if eq $component "pd" -}}
@@ -94,7 +100,8 @@ are told apart by their names, as kinds.
 {{- end -}}
 {{- range $index, $other := $pools -}}
 {{- $colocated := ge $index (len (index $values (printf "%sPools" $component))) -}}
-{{- $same := eq $model (include "triptych.modelName" (dict "root" $.root "spec" $other)) -}}
+{{- $defaults := ternary $values.pd (index $values $component) $colocated -}}
+{{- $same := eq $model (include "triptych.modelName" (dict "root" $.root "spec" (dict "model" (default $defaults.model $other.model)))) -}}
 {{- $others := ternary (default (default "both" $values.pd.role) $other.role) "both" (and (eq $component "pd") (not $colocated)) -}}
 {{- $meets := or (eq $role $others) (eq $role "both") (eq $others "both") -}}
 {{- if and $same $meets (or $colocated (ne $other.name $own.name)) }}{{ $_ := set $target "kind" $own.name }}{{ end -}}

@@ -156,10 +156,19 @@ resources:
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
   command: [sh, -c]
   args:
-    - until [ -f "$COMPLETE" ]; do echo "waiting for $COMPLETE"; sleep 5; done
+    - |
+      until [ -f "$COMPLETE" ]; do echo "waiting for $COMPLETE, which a download writes at its end"; sleep 5; done
+      {{- if eq (include "triptych.modelPath" .) (include "triptych.modelPath" (dict "root" .root "spec" dict)) }}
+      # One of an older chart is empty.
+      [ ! -s "$COMPLETE" ] || grep -qxF -- "$WANTED" "$COMPLETE" && exit
+      echo "$COMPLETE is of $(cat "$COMPLETE"), and $WANTED is wanted: leave model.path out, or name another folder"
+      exit 1
+      {{- end }}
   env:
     - name: COMPLETE
       value: {{ include "triptych.modelPath" . }}/.complete
+    - name: WANTED
+      value: {{ printf "%s@%s" .root.Values.model.download.id .root.Values.model.download.revision | quote }}
   resources:
     {{- $small := dict "requests" (dict "cpu" "10m" "memory" "16Mi") "limits" (dict "memory" "64Mi") }}
     {{- if .spec.numa }}{{ $small = dict "requests" (dict "cpu" "100m" "memory" "64Mi") }}{{ end }}

@@ -72,6 +72,10 @@
 {{- if hasPrefix "cuda" .spec.device -}}
 {{- $limits := default dict $resources.limits -}}
 {{- if not (hasKey $limits .spec.gpuResource) }}{{ $_ := set $limits .spec.gpuResource (toString .ranks) }}{{ end -}}
+{{- $given := get $limits .spec.gpuResource | toString | int -}}
+{{- if lt $given .ranks -}}
+{{- fail (printf "%s.resources: limits.%s is %d and the worker has %d ranks, with a GPU each: leave it out, or give it %d" .where .spec.gpuResource $given .ranks .ranks) -}}
+{{- end -}}
 {{- $_ := set $resources "limits" $limits -}}
 {{- end -}}
 {{- include "triptych.resources" (dict "where" .where "resources" $resources) -}}

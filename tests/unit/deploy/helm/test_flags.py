@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from support.kubernetes.chart import CASES, ROOT, Manifest, case, render
 from support.kubernetes.combinations import VLLM
 from support.kubernetes.commands import check_command, config_of, services, words
-from support.kubernetes.manifests import component, containers, main_container, of_kind, pod
+from support.kubernetes.manifests import called, component, containers, main_container, of_kind, pod
 from triptych.base.config import check_scaling
 from triptych.base.scaling import ScalingTarget
 
@@ -176,6 +177,17 @@ def test_each_model_kind_and_role_has_limits_of_its_own() -> None:
     }
 
 
+def test_encoders_in_the_pods_of_a_pd_pool_are_told_apart_from_the_pool_that_is_scaled() -> None:
+    """Else KEDA would start, beside those that there are, as many as there should be in all."""
+    scaled = [{"name": "x", "autoscale": {"max": 6}}]
+    within = {"pd": {"encoder": {"resources": {}}}, "encoderPools": scaled}
+    assert told_apart(within) == {"encoder;kind=x": (0, 6)}
+    assert told_apart({"encoderPools": scaled}) == {"encoder": (0, 6)}
+    model = {"name": "b", "path": "b"}
+    both = {"encoder": {"model": model}, "pd": {"model": model, **within["pd"]}, "encoderPools": scaled}
+    assert list(told_apart(both)) == ["encoder;kind=x"]
+
+
 def test_gpu_pools_never_go_to_zero_unless_they_are_told_to() -> None:
     for given, minimum in (({}, 1), ({"min": 0}, 0)):
         manifests = render(
@@ -223,7 +235,38 @@ def test_the_download_ends_with_the_file_that_workers_wait_for(tmp_path: Path) -
             timeout=30,
         )
     assert (folder / "config.json").read_text() == "a/b v1"
-    assert (folder / ".complete").is_file()
+    assert (folder / ".complete").read_text() == "a/b@v1"
+    # Other weights are not taken for these, whose cache keys they would have.
+    other = subprocess.run(
+        [sys.executable, "-c", *container["args"]],
+        env=given | {"PYTHONPATH": str(tmp_path), "MODEL_REVISION": "v2"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert other.returncode == 1
+    assert "has a/b@v1, and a/b@v2 is wanted: leave model.path out, or name another folder" in other.stderr
+
+
+@pytest.mark.parametrize(("there", "code"), [("", 0), ("a/b@v1", 0), ("a/b@v0", 1)])
+def test_workers_do_not_start_with_another_revision_than_is_wanted(tmp_path, there: str, code: int) -> None:
+    """What an older chart has downloaded says nothing of its revision."""
+    download = {"id": "a/b", "revision": "v1"}
+    shared = {"accessModes": ["ReadWriteMany"], "storageClass": "nfs"}
+    model = {"source": "download", "name": "m", "path": "m", "download": download, "pvc": shared}
+    earlier = {"name": "earlier", "model": {"name": "m", "path": "m0"}}
+    manifests = render({"model": model, "pdPools": [{"name": "default"}, earlier]})
+    (tmp_path / ".complete").write_text(there)
+    for pool, wanted in (("default", code), ("earlier", 0)):
+        (wait,) = pod(called(manifests, "Deployment", f"triptych-pd-{pool}"))["initContainers"]
+        given = {one["name"]: one["value"] for one in wait["env"]}
+        assert given["COMPLETE"] == f"/model/{'m' if pool == 'default' else 'm0'}/.complete"
+        run = subprocess.run(
+            [*wait["command"], *wait["args"]],
+            env={"PATH": os.environ["PATH"]} | given | {"COMPLETE": str(tmp_path / ".complete")},
+            timeout=30,
+        )
+        assert run.returncode == wanted, pool
 
 
 def test_every_service_sends_its_spans_to_the_collector() -> None:

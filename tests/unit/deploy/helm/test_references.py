@@ -153,7 +153,7 @@ def test_workers_wait_for_the_model_that_the_job_downloads() -> None:
         deployment = called(manifests, "Deployment", f"triptych-{role}-default")
         assert main_container(deployment)["args"][1] == folder
         (wait,) = pod(deployment)["initContainers"]
-        assert wait["env"] == [{"name": "COMPLETE", "value": f"{folder}/.complete"}]
+        assert wait["env"][0] == {"name": "COMPLETE", "value": f"{folder}/.complete"}
         arguments = main_container(deployment)["args"]
         assert arguments[arguments.index("--model-revision") + 1] in folder
 

@@ -100,6 +100,7 @@ def test_a_value_that_the_schema_does_not_allow_is_refused(values: dict[str, Any
 
 
 KEDA = {"engine": "keda"}
+GPUS = {"device": "cuda", "resources": {"limits": {"nvidia.com/gpu": 1}}}
 OTHER = {"name": "m", "path": "m"}
 SCALED = {"name": "a", "autoscale": {"max": 3}}
 DOWNLOAD = {"source": "download", "name": "m", "download": {"id": "a/b"}}
@@ -111,6 +112,19 @@ ROUTE = {"enabled": True, "parentRefs": [{"name": "g"}]}
     ("values", "words"),
     [
         ({"model": {"source": "container", "name": "m"}}, "give an image that fills /model"),
+        ({"image": {"registry": "https://a.b"}}, "image.registry is https://a.b, and an image's name has no"),
+        (
+            {"pd": GPUS | {"tensorParallel": 2}},
+            "pdPools.default.resources: limits.nvidia.com/gpu is 1 and the worker has 2 ranks",
+        ),
+        (
+            {"encoder": GPUS | {"dataParallel": 4}},
+            "leave it out, or give it 4",
+        ),
+        (
+            {"model": DOWNLOAD | {"pvc": {"storageClass": "d"}}, "pdPools": [{"name": "a", "model": OTHER}]},
+            "model.path is /model/m, and each pod downloads onto a disk of its own into /model/a--b",
+        ),
         ({"inferencePool": {"enabled": True}}, "name the Service of your endpoint picker"),
         ({"encoderPools": []}, "nothing could encode a picture; name a pool"),
         ({"pdPools": []}, "nothing could decode; name a pool"),

@@ -106,6 +106,17 @@ def test_the_encoders_dtype_may_be_written_in_one_word() -> None:
     assert render(merged(EXAMPLE, encoder={"args": ["--dtype=bfloat16"]}))
 
 
+def test_only_encoders_of_its_model_need_its_dtype() -> None:
+    other = {"name": "b", "model": {"name": "b", "path": "b"}}
+    native = other | {"engine": "native"}
+    pools = {"encoderPools": [{"name": "a"}, other | {"args": []}], "pdPools": [{"name": "a"}, native]}
+    assert render(merged(EXAMPLE, **pools))
+    of_b = {"encoderPools": [other | {"args": []}], "pdPools": [{"name": "a"}]}
+    for values in (pools | {"pdPools": [{"name": "a"}, other]}, of_b | {"pd": {"model": other["model"]}}):
+        with pytest.raises(HelmError, match="encoderPools.b: args have no"):
+            render(merged(EXAMPLE, **values))
+
+
 def test_worker_server_and_namespace_are_of_one_model_dtype_and_revision(tmp_path: Path) -> None:
     manifest = worker(model={"revision": "v7"})
     transfer_of(manifest, tmp_path)
