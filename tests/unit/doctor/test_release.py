@@ -99,6 +99,24 @@ def test_a_node_needs_both_the_labels_and_enough_of_what_a_plugin_offers() -> No
     assert verdict({"card": "l4"}, "1") is verdict({"card": "h100"}, "8") is CheckOutcome.FAIL
 
 
+def test_what_containers_and_sidecars_of_a_pod_ask_of_a_node_adds_up() -> None:
+    def asks(count: Any, **more: str) -> dict[str, Any]:
+        return {"resources": {"limits": {"nvidia.com/gpu": count, "cpu": "2"}}, **more}
+
+    before = [asks("1", restartPolicy="Always"), asks(2)]
+    pod = {"initContainers": before, "containers": [asks("2"), {}]}
+    (need,) = needs_of([{"kind": "Job", "metadata": {"name": "j"}, "spec": {"template": {"spec": pod}}}])
+    assert need.offers == (("nvidia.com/gpu", 3),)
+
+
+@pytest.mark.parametrize(("there", "enough"), [("1k", True), ("1M", True), ("999", False)])
+def test_a_thousand_of_a_plugins_devices_are_written_with_a_letter(there: str, enough: bool) -> None:
+    need = ClusterNeed("nodes", "cards", (), (("rdma/shared", 1000),))
+    node = {"metadata": {}, "status": {"allocatable": {"rdma/shared": there}}}
+    (result,) = check_needs({need: ["pd"]}, {"nodes": [node]})
+    assert result.verdict is (CheckOutcome.OK if enough else CheckOutcome.FAIL)
+
+
 def test_a_claim_without_a_class_waits_for_the_default_one() -> None:
     need = ClusterNeed("storageclasses")
     marked = {"storageclass.kubernetes.io/is-default-class": "true"}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+
 import pytest
 from click.testing import CliRunner
 from packaging.requirements import Requirement
@@ -117,6 +120,18 @@ def test_another_server_is_no_proxy():
 )
 def test_an_address_that_is_none_or_does_not_answer_is_one_failure(url):
     (finding,) = look_at_cluster(url)
+    assert finding.verdict is CheckOutcome.FAIL and finding.remedy
+
+
+def test_a_port_of_another_protocol_is_a_failure_and_no_fault_of_the_check():
+    def answer(listener: socket.socket) -> None:
+        with listener.accept()[0] as client:
+            client.recv(1000)
+            client.sendall(b"-ERR wrong number of arguments\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=answer, args=(listener,), daemon=True).start()
+        (finding,) = look_at_cluster(f"http://127.0.0.1:{listener.getsockname()[1]}")
     assert finding.verdict is CheckOutcome.FAIL and finding.remedy
 
 

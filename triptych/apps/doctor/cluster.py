@@ -8,6 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from http.client import HTTPException
 
 from triptych.apps.doctor.finding import CheckResult, fail, note, ok
 
@@ -36,7 +37,7 @@ def ask(url: str, key: str = "") -> PageReply:
     except urllib.error.HTTPError as error:
         with error:
             return PageReply(error.code, error.read(_MAX_BYTES).decode(errors="replace"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:  # the last: no HTTP at all
         reason = getattr(error, "reason", error)
         return PageReply(error=f"{'TLS: ' if isinstance(reason, ssl.SSLError) else ''}{reason}")
 

@@ -83,7 +83,13 @@ def check_model(config: ClusterConfig, given: str, pictures: str = "") -> Iterat
     from triptych.models.registry import family_of, resolve_device, resolve_dtype
     from triptych.pd_worker.frontend.first_checks import check_pd_flags
     from triptych.pd_worker.vllm.adapters import read_adapters
-    from triptych.pd_worker.vllm.connection import INSTALL, check_native, choose_engine, vllm_program
+    from triptych.pd_worker.vllm.connection import (
+        INSTALL,
+        check_native,
+        check_own,
+        choose_engine,
+        vllm_program,
+    )
 
     check_supported(path, required_by_flags(pd))
     check_model_len(path, pd)
@@ -110,6 +116,7 @@ def check_model(config: ClusterConfig, given: str, pictures: str = "") -> Iterat
         if stored and (weights := read_scaled(path).weights):
             yield ok("quantized", f"{described(weights.values())}; dequantized to the dtype above")
     elif choice.own:
+        check_own(pd)
         check_for_engine(path, replace(pd, engine="vllm"))
     if choice.engine != "native" and pd.lora_modules:
         name = pd.served_model_name or model_name(path)
@@ -211,7 +218,7 @@ def _largest_image(
 
 def _cross(cross: CrossGeometry, itemsize: int) -> CheckResult:
     """What an item takes where it is attended to from beside the prompt."""
-    from triptych.models.families.text_encoder import MAX_ROWS
+    from triptych.models.geometry import MAX_ROWS
 
     row = 2 * cross.num_layers * cross.num_kv_heads * cross.head_dim * itemsize
     rows = f"{cross.max_rows or MAX_ROWS} rows an item at most"

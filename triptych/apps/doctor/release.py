@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -72,19 +73,33 @@ def _of_pod(pod: JsonObject) -> Iterator[ClusterNeed]:
             yield ClusterNeed(kind, name)
     for secret in pod.get("imagePullSecrets") or ():
         yield ClusterNeed("secrets", secret["name"])
-    containers = [*(pod.get("initContainers") or ()), *pod["containers"]]
+    before = pod.get("initContainers") or ()
+    # Sidecars: they run beside the containers, whose needs add up; of the others one runs at a time.
+    beside = [*pod["containers"], *(each for each in before if each.get("restartPolicy") == "Always")]
+    containers = (*before, *pod["containers"])
     for variable in (each for container in containers for each in container.get("env") or ()):
         if reference := (variable.get("valueFrom") or {}).get("secretKeyRef"):
             yield ClusterNeed("secrets", reference["name"])
-    offers: dict[str, int] = {}
-    for container in containers:
-        for resource, amount in (container.get("resources", {}).get("limits") or {}).items():
-            if "/" in resource:  # GPUs and network cards: of a device plugin
-                offers[resource] = max(offers.get(resource, 0), int(amount))
+    offers = sum(map(_devices, beside), Counter[str]())
+    for container in before:
+        offers |= _devices(container)
     labels = tuple(sorted((pod.get("nodeSelector") or {}).items()))
     if labels or offers:
         shown = [f"{key}={value}" for key, value in labels] + [f"{n} {key}" for key, n in offers.items()]
         yield ClusterNeed("nodes", ", ".join(shown), labels, tuple(sorted(offers.items())))
+
+
+def _devices(container: JsonObject) -> Counter[str]:
+    """GPUs, network cards and whatever else of a device plugin a container asks for."""
+    limits = (container.get("resources") or {}).get("limits") or {}
+    return Counter({resource: _number(amount) for resource, amount in limits.items() if "/" in resource})
+
+
+def _number(quantity: str | int) -> int:
+    """A whole number as Kubernetes writes it: 1000 is "1k"."""
+    text = str(quantity)
+    factor = {"k": 10**3, "M": 10**6, "G": 10**9}.get(text[-1:], 1)
+    return int(text.rstrip("kMG")) * factor
 
 
 def check_needs(
@@ -111,7 +126,7 @@ def _fits(need: ClusterNeed, found: JsonObject) -> bool:
     if need.kind == "nodes":
         labels, offered = about.get("labels") or {}, found.get("status", {}).get("allocatable") or {}
         return all(labels.get(key) == value for key, value in need.labels) and all(
-            int(offered.get(resource, 0)) >= amount for resource, amount in need.offers
+            _number(offered.get(resource, 0)) >= amount for resource, amount in need.offers
         )
     if not need.name:
         return (about.get("annotations") or {}).get(_DEFAULT_CLASS) == "true"
