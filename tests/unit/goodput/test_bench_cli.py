@@ -31,6 +31,7 @@ def bench(*words: str):
         ((*SERVER, "--workload", "nothing"), "--workload"),
         ((*SERVER, "--slo", "itl:1"), "--slo"),
         ((*SERVER, "--rate", "0"), "--rate"),
+        ((*SERVER, "--sweep", "--rate", "3"), "--sweep has the preset's rates"),
         ((*SERVER, "--images", "x"), "--images"),
         ((*SERVER, "--image-reuse", "1"), "--image-reuse"),
         ((*SERVER, "--extra-body", "[]"), "--extra-body"),
@@ -44,6 +45,12 @@ def test_a_measurement_that_is_impossible_is_an_error_that_names_the_flag(words,
     result = bench("goodput", *words)
     assert isinstance(result.exception, ConfigError | SystemExit)
     assert said in f"{result.exception} {result.stderr}"
+
+
+@pytest.mark.parametrize("loop", [("--concurrency", "4"), ("--trace", "t")])
+def test_two_servers_are_not_compared_at_a_rate_that_is_not_run(loop):
+    result = bench("ab", "--a", "http://127.0.0.1:1", "--b", "http://127.0.0.1:1", *loop, "--rate", "8")
+    assert "--concurrency and --trace go without --rate" in str(result.exception)
 
 
 @pytest.mark.parametrize("missing", ["matplotlib", "triptych_bench"])

@@ -83,8 +83,11 @@ class WindowFigures:
         return self.good / self.sent
 
 
-def summarise(records: Sequence[RequestRecord], slo: Slo) -> WindowFigures:
-    """Figures of the records that are no warm-up; ValueError when there is none."""
+def summarise(records: Sequence[RequestRecord], slo: Slo, *, closed: bool = False) -> WindowFigures:
+    """Figures of the records that are no warm-up; ValueError when there is none.
+
+    `closed`: of a closed loop, whose warm-up is a wave of its own.
+    """
     measured = [record for record in records if not record.warm_up]
     if not measured:
         raise ValueError("a window without measured requests")
@@ -94,7 +97,7 @@ def summarise(records: Sequence[RequestRecord], slo: Slo) -> WindowFigures:
         sent=len(measured),
         completed=len(done),
         good=sum(record.ok and not misses for record, misses in zip(measured, missed, strict=True)),
-        duration=_duration(records, measured),
+        duration=_duration(records, measured, closed),
         prompt_tokens=sum(record.prompt_tokens for record in done),
         output_tokens=sum(record.output_tokens for record in done),
         spreads={
@@ -112,12 +115,16 @@ def summarise(records: Sequence[RequestRecord], slo: Slo) -> WindowFigures:
     )
 
 
-def _duration(records: Sequence[RequestRecord], measured: Sequence[RequestRecord]) -> float:
+def _duration(records: Sequence[RequestRecord], measured: Sequence[RequestRecord], closed: bool) -> float:
     """From the window's start, or its last warm-up request, to the last end of a measured one.
 
-    From the first measured request on, n requests would fill only n − 1 gaps.
+    From the first measured request on, n requests would fill only n − 1 gaps. In a closed loop they fill the
+    time from there on, and all of the warm-up was sent at once: its own time is none of theirs.
     """
-    begun = max((record.sent for record in records if record.warm_up), default=0.0)
+    if closed:
+        begun = min(record.sent for record in measured)
+    else:
+        begun = max((record.sent for record in records if record.warm_up), default=0.0)
     ends = [record.sent + (record.e2e if math.isfinite(record.e2e) else 0.0) for record in measured]
     return max(max(ends) - begun, 1e-9)
 

@@ -160,7 +160,7 @@ def measure(
         settings=settings,
         seed=seed,
         report=report,
-        figures=summarise(report.records, settings.slo),
+        figures=summarise(report.records, settings.slo, closed=bool(settings.concurrency)),
         drift=drift_of(report.records, settings.slo),
         verdict=judge(report.records, settings.slo),
         queues=tuple(sampler.samples),

@@ -75,6 +75,18 @@ def test_warm_up_requests_count_nowhere():
         summarise([record(0, warm_up=True)], SLO)
 
 
+def test_in_a_closed_loop_the_first_wave_takes_none_of_the_measured_time():
+    """Four at once, each a quarter of a second: 16 a second, however few of them are measured."""
+    waves = [
+        RequestRecord(4 * wave + n, 0.25 * wave, 0.25 * wave, ttft=0.05, e2e=0.25, warm_up=wave == 0)
+        for wave in range(3)
+        for n in range(4)
+    ]
+    figures = summarise(waves, SLO, closed=True)
+    assert figures.duration == pytest.approx(0.5)
+    assert figures.throughput == pytest.approx(16.0)
+
+
 def test_objectives_are_read_in_milliseconds():
     slo = parse_slo(["ttft:500 tpot:50", "e2el:8000"])
     assert str(slo) == "ttft:500 tpot:50 e2el:8000"

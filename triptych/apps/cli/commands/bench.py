@@ -54,14 +54,14 @@ def goodput(options: GoodputOptions) -> None:
     if bool(options.url) == bool(options.launch):
         raise ConfigError("give a server by --url, like http://127.0.0.1:8000, or a shape by --launch")
     load_before = load_average()
+    # What cannot work is an error before anything is asked or started.
+    options.make_course()
     if options.url:
         pages = options.metrics or (f"{options.url.rstrip('/')}/metrics",)
         _measure(options, options.url, pages, load_before)
         return
     shape = parse_shape(options.launch)
-    # Flags that cannot work are an error before a cluster is started.
     options.make_settings("http://127.0.0.1")
-    options.make_course()
     with launched(shape, options.launch_model, shlex.split(options.launch_flags)) as cluster:
         pages = (*cluster.metrics_urls, *options.metrics)
         _measure(options, cluster.url, pages, load_before, cluster.startup)
@@ -110,6 +110,8 @@ def ab(options: AbOptions) -> None:
 
     if len(options.load.rate) > 1:
         raise ConfigError("--rate: `bench ab` takes one rate")
+    if options.load.rate and (options.load.concurrency or options.load.trace):
+        raise ConfigError("--concurrency and --trace go without --rate")
     display = Display()
     benches = []
     for url in (options.a, options.b):

@@ -208,10 +208,10 @@ class GoodputOptions(MeasureOptions):
         open_loop = not load.concurrency and not load.trace
         if not open_loop and (load.rate or self.sweep or self.search):
             raise ConfigError("--concurrency and --trace go without --rate, --sweep and --search")
+        if self.sweep and load.rate and not self.search:
+            raise ConfigError("--sweep has the preset's rates: leave --rate out, or --sweep")
         if self.search_windows % 2 == 0:
             raise ConfigError("--search-windows must be odd, so that a majority decides")
-        if self.resolution <= 0:
-            raise ConfigError("--resolution must be above 0")
         rates = preset_rates if self.sweep else load.rate
         if not self.search:
             return Course(rates, self.repeats)

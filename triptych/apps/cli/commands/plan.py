@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from triptych_bench.simulator.plan.question import Question
 
 PLOTS = (".png", ".svg")
+REPEATS = 3
+DEVICES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class PlanOptions(CommandOptions):
     pd_rank_speed: float = flag(
         1.0, "how many times as fast as one rank's the steps of --pd-ranks are", minimum=MOMENT
     )
-    devices: int = flag(4, "devices that the ratio is sought for", minimum=1)
+    devices: int = flag(DEVICES, "devices that the ratio is sought for", minimum=1)
     rate: float = flag(0.0, "requests per second to buy devices for", minimum=0)
     price: str = flag("", "dollars per hour and device: 1.5, or a100=1.5,b60=0.4; without it no costs")
     budget: float = flag(0.0, "dollars per hour that a shape may cost, instead of --devices", minimum=0)
@@ -49,7 +51,7 @@ class PlanOptions(CommandOptions):
         minimum=0,
     )
     quick: bool = flag(False, "one load instead of --repeats, and no sensitivity")
-    repeats: int = flag(3, "loads that the best shapes are tried with", minimum=1)
+    repeats: int = flag(REPEATS, "loads that the best shapes are tried with", minimum=1)
     seed: int = flag(0, "decides texts, pictures and times", minimum=0)
     json: Path | None = flag(None, "result file", kind=Path)
     plot: Path | None = flag(None, "picture, .png or .svg", kind=Path)
@@ -73,6 +75,7 @@ def plan(options: PlanOptions) -> None:
     rate = options.rate
     store_rate = options.store_bandwidth * 1e9
     check_question(question)
+    _check_beside(options)
     _check_files(options)
     with lines_on_stderr():
         result = answer(
@@ -126,6 +129,16 @@ def _question(options: PlanOptions) -> Question:
         ),
         budget=options.budget,
     )
+
+
+def _check_beside(options: PlanOptions) -> None:
+    """What is given counts: ConfigError for an option that another one leaves without an effect."""
+    if options.store_bandwidth and not options.scale:
+        raise ConfigError("--store-bandwidth is asked for by --scale alone: add it, or leave this out")
+    if options.budget and options.devices != DEVICES:
+        raise ConfigError("--budget is in place of --devices: leave one of them out")
+    if options.quick and options.repeats != REPEATS:
+        raise ConfigError("--quick tries one load: leave --repeats out, or --quick")
 
 
 def _check_files(options: PlanOptions) -> None:
