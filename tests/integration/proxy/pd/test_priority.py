@@ -21,7 +21,8 @@ from triptych.proxy.pd.window import ALONE
 from triptych.store.embedding_store import EmbeddingStore
 
 TEXT = user("count")
-ONE = replace(ALONE, first=1.0, least=1.0)
+#: One Submit at a time, however fast the answers: of two at once either may arrive first.
+ONE = replace(ALONE, first=1.0, least=1.0, slow=-1.0)
 Sampling = common_pb2.SamplingParams(max_tokens=2)
 
 
